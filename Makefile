@@ -1,0 +1,80 @@
+# `make help` lists the targets. Each sets up what it needs, in $(VENV), and is quick the second time.
+#   make test PYTHON=python3.12 TORCH="torch --index-url URL"     another Python, another torch
+
+PYTHON ?= python3
+VENV ?= .venv
+TORCH ?= torch==2.13.0
+JOBS ?= $(shell nproc)
+PYTEST_ARGS ?=
+DEMO_ARGS ?=
+BENCH_ARGS ?=
+FUZZ_SECONDS ?= 20
+
+PY := $(VENV)/bin/python
+CPP := $(MAKE) -C csrc --no-print-directory -j$(JOBS)
+CPP_FILES = $(shell find csrc tests/csrc -name '*.h' -o -name '*.cc')
+PYTHON_FILES := monarch_rdma tests benchmarks examples build_backend hipify_rules setup.py
+
+.PHONY: help setup build demo test test-long test-cpp bench lint asan tsan fuzz format clean
+.DEFAULT_GOAL := help
+
+help: ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
+
+setup: $(VENV)/setup-done ## system packages, the virtual environment and its Python packages
+
+$(VENV)/setup-done: pyproject.toml .ci/venv.sh .ci/system_packages.sh
+	@.ci/system_packages.sh build $(PYTHON)
+	@.ci/venv.sh $(VENV) $(PYTHON) "$(TORCH)" test dev
+	@touch $@
+
+# Installed once in editable mode (metadata and the monarch-rdma command); after that only what changed is compiled.
+build: setup ## the native pieces, in the source tree
+	@MAX_JOBS=$(JOBS) $(PY) setup.py -q build_ext --inplace
+	@test $(VENV)/install-done -nt pyproject.toml || { \
+	  $(PY) -m pip --disable-pip-version-check install -q --no-build-isolation --no-deps -e . && \
+	  touch $(VENV)/install-done; }
+
+$(VENV)/demo-done: $(VENV)/setup-done
+	@.ci/venv.sh $(VENV) $(PYTHON) "$(TORCH)" demo
+	@touch $@
+
+demo: build $(VENV)/demo-done ## moves a real model's weights between processes (DEMO_ARGS="--small")
+	$(VENV)/bin/monarch-rdma demo $(DEMO_ARGS)
+
+test: build test-cpp ## every test, in minutes (PYTEST_ARGS="-k name")
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+test-long: build test-cpp ## the same with many more rounds of killing, stopping and random input
+	MONARCH_RDMA_TEST_ROUNDS=long $(PY) -m pytest --timeout 1800 $(PYTEST_ARGS)
+
+test-cpp: setup ## the C++ unit tests alone
+	@$(CPP) check
+
+bench: build ## speed beside memcpy, iperf3 and raw sockets (BENCH_ARGS="-k name")
+	@.ci/system_packages.sh bench
+	$(PY) -m pytest benchmarks $(BENCH_ARGS)
+
+asan: setup ## the C++ tests under the address and undefined behaviour sanitisers
+	@$(CPP) check SANITIZE=address,undefined OUT=$(CURDIR)/build/asan
+
+tsan: setup ## the C++ tests under the thread sanitiser
+	@$(CPP) check SANITIZE=thread OUT=$(CURDIR)/build/tsan
+
+fuzz: setup ## random input for the parsers, FUZZ_SECONDS each, under the address sanitiser
+	@$(CPP) fuzz SANITIZE=address,undefined OUT=$(CURDIR)/build/asan FUZZ_SECONDS=$(FUZZ_SECONDS)
+
+lint: setup ## clang-format, ruff and mypy; changes nothing
+	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
+	$(VENV)/bin/ruff check $(wildcard $(PYTHON_FILES))
+	$(VENV)/bin/ruff format --check $(wildcard $(PYTHON_FILES))
+	$(VENV)/bin/mypy
+
+format: setup ## lays out C++ and Python as lint wants it
+	$(VENV)/bin/clang-format -i $(CPP_FILES)
+	$(VENV)/bin/ruff check --fix $(wildcard $(PYTHON_FILES))
+	$(VENV)/bin/ruff format $(wildcard $(PYTHON_FILES))
+
+clean: ## removes what was built, but not $(VENV)
+	rm -rf build dist *.egg-info monarch_rdma/*.so monarch_rdma/bin
+	rm -f $(VENV)/install-done
