@@ -8,7 +8,9 @@
 `python setup.py build_ext --inplace` builds in the source tree and repeats only what changed.
 """
 
+import contextlib
 import fcntl
+import io
 import os
 import re
 import shutil
@@ -97,7 +99,8 @@ def generate_engine() -> None:
     ffi.cdef(header.split("/* cffi: begin */")[1].split("/* cffi: end */")[0])
     ffi.set_source(ENGINE.name, '#include "engine.h"')
     Path(ENGINE.sources[0]).parent.mkdir(parents=True, exist_ok=True)
-    ffi.emit_c_code(ENGINE.sources[0])
+    with contextlib.redirect_stdout(io.StringIO()):  # it tells where it writes
+        ffi.emit_c_code(ENGINE.sources[0])
 
 
 def find_torch() -> bool:
