@@ -12,11 +12,20 @@ FUZZ_SECONDS ?= 20
 
 PY := $(VENV)/bin/python
 CPP := $(MAKE) -C csrc --no-print-directory -j$(JOBS)
+# Compiles under the lock that setup.py takes too, then runs what was compiled.
+define cpp_run
+	@mkdir -p build
+	@flock build/.lock $(CPP) tests $(2)
+	@$(CPP) $(1) $(2)
+endef
+ASAN := SANITIZE=address,undefined OUT=$(CURDIR)/build/asan
+TSAN := SANITIZE=thread OUT=$(CURDIR)/build/tsan
 CPP_FILES = $(shell find csrc tests/csrc -name '*.h' -o -name '*.cc')
 PYTHON_FILES := monarch_rdma tests benchmarks examples build_backend hipify_rules setup.py
 
 .PHONY: help setup build demo test test-long test-cpp bench lint asan tsan fuzz format clean
 .DEFAULT_GOAL := help
+.NOTPARALLEL:
 
 help: ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 12
@@ -49,20 +58,20 @@ test-long: build test-cpp ## the same with many more rounds of killing, stopping
 	MONARCH_RDMA_TEST_ROUNDS=long $(PY) -m pytest --timeout 1800 $(PYTEST_ARGS)
 
 test-cpp: setup ## the C++ unit tests alone
-	@$(CPP) check
+	$(call cpp_run,check,)
 
 bench: build ## speed beside memcpy, iperf3 and raw sockets (BENCH_ARGS="-k name")
 	@.ci/system_packages.sh bench
 	$(PY) -m pytest benchmarks $(BENCH_ARGS)
 
 asan: setup ## the C++ tests under the address and undefined behaviour sanitisers
-	@$(CPP) check SANITIZE=address,undefined OUT=$(CURDIR)/build/asan
+	$(call cpp_run,check,$(ASAN))
 
 tsan: setup ## the C++ tests under the thread sanitiser
-	@$(CPP) check SANITIZE=thread OUT=$(CURDIR)/build/tsan
+	$(call cpp_run,check,$(TSAN))
 
 fuzz: setup ## random input for the parsers, FUZZ_SECONDS each, under the address sanitiser
-	@$(CPP) fuzz SANITIZE=address,undefined OUT=$(CURDIR)/build/asan FUZZ_SECONDS=$(FUZZ_SECONDS)
+	$(call cpp_run,fuzz,$(ASAN) FUZZ_SECONDS=$(FUZZ_SECONDS))
 
 lint: setup ## clang-format, ruff and mypy; changes nothing
 	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
