@@ -1,0 +1,280 @@
+#include "loop.h"
+
+#include <pthread.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/timerfd.h>
+#include <unistd.h>
+
+#include <cassert>
+#include <cstdio>
+#include <system_error>
+
+#include "error.h"
+
+namespace mr {
+namespace {
+
+constexpr uint64_t kWakeToken = 0, kTimerToken = 1;
+constexpr int kBatch = 64;
+
+// The owners of watches and tasks handle their failures; what still gets here must not end the user's process.
+template <typename Work>
+void guarded(const std::string& loop, Work&& work) {
+  try {
+    work();
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "monarch_rdma: %s: unhandled failure: %s\n", loop.c_str(), error.what());
+  }
+}
+
+// Signals belong to the program's threads: its handlers must not find themselves on this one. Crashes stay visible.
+std::unique_ptr<std::thread> start_without_signals(std::function<void()> body) {
+  sigset_t blocked, before;
+  ::sigfillset(&blocked);
+  for (int crash : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) ::sigdelset(&blocked, crash);
+  ::pthread_sigmask(SIG_SETMASK, &blocked, &before);
+  std::unique_ptr<std::thread> thread;
+  int failure = 0;
+  try {
+    thread = std::make_unique<std::thread>(std::move(body));
+  } catch (const std::system_error& error) {
+    failure = error.code().value();
+  }
+  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
+  if (!thread) throw Error(MR_RESOURCE_EXHAUSTED, "can't start the loop's thread (raise `ulimit -u`)", failure);
+  return thread;
+}
+
+void consume(int fd) {
+  uint64_t value;
+  // EAGAIN means that another thread was faster, which is as good.
+  (void)!::read(fd, &value, sizeof value);
+}
+
+}  // namespace
+
+// The lock and the mark of who holds it.
+class Loop::Hold {
+ public:
+  Hold(Loop& loop, std::unique_lock<std::mutex> lock) : loop_(loop), lock_(std::move(lock)) {
+    if (lock_) loop_.holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+  }
+  ~Hold() {
+    if (lock_) loop_.holder_.store(std::thread::id{}, std::memory_order_relaxed);
+  }
+  explicit operator bool() const { return lock_.owns_lock(); }
+
+ private:
+  Loop& loop_;
+  std::unique_lock<std::mutex> lock_;
+};
+
+Loop::Loop(std::string thread_name) : name_(std::move(thread_name)), pid_(this_pid()) {
+  epoll_ = Fd(::epoll_create1(EPOLL_CLOEXEC));
+  if (!epoll_.valid()) throw Error(MR_RESOURCE_EXHAUSTED, "can't make an epoll descriptor (raise `ulimit -n`)", errno);
+  wake_ = make_eventfd();
+  timer_ = Fd(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
+  if (!timer_.valid()) throw Error(MR_RESOURCE_EXHAUSTED, "can't make a timer descriptor (raise `ulimit -n`)", errno);
+  for (auto [fd, token] : {std::pair{wake_.get(), kWakeToken}, std::pair{timer_.get(), kTimerToken}}) {
+    epoll_event event{EPOLLIN, {.u64 = token}};
+    if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
+      throw Error(MR_RESOURCE_EXHAUSTED, "can't watch the loop's own descriptors", errno);
+  }
+  thread_ = start_without_signals([this] { thread_main(); });
+}
+
+Loop::~Loop() {
+  stop();
+}
+
+void Loop::stop() {
+  if (!thread_) return;
+  if (!is_this_process(pid_)) {
+    // The thread stayed behind in the parent: to join it would wait for ever, and to destroy its handle ends the
+    // process.
+    (void)thread_.release();
+    return;
+  }
+  stopping_.store(true);
+  wake();
+  thread_->join();
+  thread_.reset();
+  std::map<TimerId, Task> timers;  // destroyed off the loop: what they own may come back to it
+  Hold hold(*this, std::unique_lock(lock_));
+  do drain_on_loop();
+  while (!close_if_empty());
+  stopped_ = true;
+  timers.swap(timers_);
+}
+
+bool Loop::close_if_empty() {
+  std::lock_guard guard(queue_lock_);
+  closed_ = queue_.empty();
+  return closed_;
+}
+
+void Loop::wake() {
+  const uint64_t one = 1;
+  (void)!::write(wake_.get(), &one, sizeof one);
+}
+
+bool Loop::queue_empty() {
+  std::lock_guard guard(queue_lock_);
+  return queue_.empty();
+}
+
+// False once the loop has stopped: then the task dies with the caller.
+bool Loop::push(Task& task) {
+  std::lock_guard guard(queue_lock_);
+  if (!closed_) queue_.push_back(std::move(task));
+  return !closed_;
+}
+
+void Loop::post(Task task) {
+  if (!push(task) || held()) return;  // a holder drains the queue at the end of its round
+  wake();
+}
+
+void Loop::run(Task task) {
+  if (push(task) && !held()) flush();
+}
+
+// Whoever holds the lock looks at the queue after giving it up, so a failed try loses nothing.
+void Loop::flush() {
+  while (!queue_empty()) {
+    Hold hold(*this, std::unique_lock(lock_, std::try_to_lock));
+    if (!hold) return;
+    drain_on_loop();
+  }
+}
+
+bool Loop::progress() {
+  epoll_event events[kBatch];
+  {
+    Hold hold(*this, std::unique_lock(lock_, std::try_to_lock));
+    if (!hold || stopped_) return false;
+    const int count = ::epoll_wait(epoll_.get(), events, kBatch, 0);
+    dispatch_on_loop(events, count);
+    drain_on_loop();
+  }
+  flush();
+  return true;
+}
+
+void Loop::barrier() {
+  assert(!held());
+  {
+    Hold hold(*this, std::unique_lock(lock_));
+    drain_on_loop();
+  }
+  flush();
+}
+
+void Loop::thread_main() {
+  ::pthread_setname_np(::pthread_self(), name_.substr(0, 15).c_str());
+  epoll_event events[kBatch];
+  while (true) {
+    const int count = ::epoll_wait(epoll_.get(), events, kBatch, -1);
+    wakeups_.fetch_add(1, std::memory_order_relaxed);
+    {
+      Hold hold(*this, std::unique_lock(lock_));
+      dispatch_on_loop(events, count);
+      drain_on_loop();
+    }
+    flush();
+    if (stopping_.load() && queue_empty()) return;
+  }
+}
+
+void Loop::dispatch_on_loop(const epoll_event* events, int count) {
+  for (int i = 0; i < count; ++i) {
+    const uint64_t token = events[i].data.u64;
+    if (token == kWakeToken) {
+      consume(wake_.get());
+      // Not ours alone: a thread that makes progress must not eat the wake-up that ends the loop's thread.
+      if (stopping_.load()) wake();
+    } else if (token == kTimerToken) {
+      consume(timer_.get());
+      armed_ = Time::max();
+      fire_timers_on_loop();
+    } else {
+      // The event may be stale: taken before the lock, and its watch ended since. Tokens are never used twice.
+      auto found = watchers_.find(static_cast<int>(token >> 40));
+      if (found != watchers_.end() && found->second.first == token) {
+        Watcher* const watcher = found->second.second;
+        guarded(name_, [&] { watcher->on_event(events[i].events); });
+      }
+    }
+  }
+}
+
+void Loop::drain_on_loop() {
+  while (true) {
+    {
+      std::lock_guard guard(queue_lock_);
+      if (queue_.empty()) return;
+      round_.swap(queue_);
+    }
+    for (auto& task : round_) std::exchange(task, nullptr)();
+    round_.clear();
+  }
+}
+
+void Loop::watch_on_loop(int fd, uint32_t events, Watcher* watcher) {
+  assert(held());
+  const uint64_t token = static_cast<uint64_t>(fd) << 40 | (next_token_++ & ((1ull << 40) - 1));
+  epoll_event event{events, {.u64 = token}};
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
+    throw Error(MR_RESOURCE_EXHAUSTED, "can't watch a descriptor", errno);
+  watchers_[fd] = {token, watcher};
+}
+
+void Loop::change_on_loop(int fd, uint32_t events) {
+  assert(held());
+  epoll_event event{events, {.u64 = watchers_.at(fd).first}};
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event) != 0)
+    throw Error(MR_RESOURCE_EXHAUSTED, "can't change the watch of a descriptor", errno);
+}
+
+void Loop::unwatch_on_loop(int fd) {
+  assert(held());
+  if (watchers_.erase(fd) != 0) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+}
+
+Loop::TimerId Loop::at_on_loop(Time when, Task task) {
+  assert(held());
+  const TimerId id{when, next_timer_++};
+  timers_.emplace(id, std::move(task));
+  if (when < armed_) arm_on_loop();
+  return id;
+}
+
+void Loop::cancel_on_loop(const TimerId& id) {
+  assert(held());
+  timers_.erase(id);
+  if (timers_.empty() && armed_ != Time::max()) arm_on_loop();  // an idle loop is not woken for nothing
+}
+
+void Loop::arm_on_loop() {
+  itimerspec spec{};
+  armed_ = timers_.empty() ? Time::max() : timers_.begin()->first.first;
+  if (armed_ != Time::max()) {
+    const auto ns = std::max<int64_t>(1, std::chrono::nanoseconds(armed_.time_since_epoch()).count());
+    spec.it_value = {static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
+  }
+  ::timerfd_settime(timer_.get(), TFD_TIMER_ABSTIME, &spec, nullptr);
+}
+
+// Those due now. One that sets a next one for at once waits for its turn after the other events.
+void Loop::fire_timers_on_loop() {
+  const Time now = Clock::now();
+  const uint64_t first_new = next_timer_;
+  while (!timers_.empty() && timers_.begin()->first.first <= now && timers_.begin()->first.second < first_new) {
+    auto node = timers_.extract(timers_.begin());
+    node.mapped()();
+  }
+  arm_on_loop();
+}
+
+}  // namespace mr

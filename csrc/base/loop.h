@@ -1,0 +1,108 @@
+// The event loop. "On the loop" means: while holding the loop's lock, which the loop thread takes for each round of
+// events, and which any other thread may take for a moment to start work without waking the loop thread (run), or to
+// handle events itself while it waits for one (progress). Functions named *_on_loop demand it.
+#pragma once
+
+#include <sys/epoll.h>
+
+#include <algorithm>
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <thread>
+#include <unordered_map>
+#include <vector>
+
+#include "fd.h"
+
+namespace mr {
+
+using Clock = std::chrono::steady_clock;
+using Time = Clock::time_point;
+using Task = std::function<void()>;
+
+// Negative counts as none, and more than 30 years as 30: no double overflows the clock.
+inline Time after(double seconds) {
+  const double bounded = seconds > 0 ? std::min(seconds, 1e9) : 0;
+  return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded));
+}
+
+class Loop {
+ public:
+  class Watcher {
+   public:
+    virtual void on_event(uint32_t events) = 0;
+
+   protected:
+    ~Watcher() = default;
+  };
+  using TimerId = std::pair<Time, uint64_t>;
+
+  explicit Loop(std::string thread_name);
+  ~Loop();
+  Loop(const Loop&) = delete;
+  Loop& operator=(const Loop&) = delete;
+
+  // Joins the thread. Queued tasks have run; later ones are dropped, and so are the timers. Not from the loop. In a
+  // forked child, where there is no thread, nothing of all this.
+  void stop();
+
+  // Runs task on the loop: at once where the lock is free, else by whoever holds it. Never recursive. Other threads'
+  // tasks may run inside the call: hold no lock that they take. Tasks, timers and watchers do not throw.
+  void run(Task task);
+  // Runs task by the loop thread or the next holder, never inside this call.
+  void post(Task task);
+  // Handles what is ready now, without waiting. False if another thread is at it, or the loop has stopped.
+  bool progress();
+  // Returns when no other thread is on the loop, and nothing started before is. Not from the loop.
+  void barrier();
+
+  bool held() const { return holder_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
+
+  // On the loop. A watcher must outlive its watch. Level-triggered.
+  void watch_on_loop(int fd, uint32_t events, Watcher* watcher);
+  void change_on_loop(int fd, uint32_t events);
+  void unwatch_on_loop(int fd);
+  TimerId at_on_loop(Time when, Task task);
+  void cancel_on_loop(const TimerId& id);  // unknown ids are ignored: the timer may have fired
+
+  uint64_t wakeups() const { return wakeups_.load(std::memory_order_relaxed); }
+
+ private:
+  class Hold;
+  void thread_main();
+  void dispatch_on_loop(const epoll_event* events, int count);
+  void drain_on_loop();
+  void fire_timers_on_loop();
+  void arm_on_loop();
+  bool push(Task& task);
+  bool queue_empty();
+  void flush();
+  bool close_if_empty();
+  void wake();
+
+  const std::string name_;
+  const int pid_;
+  Fd epoll_, wake_, timer_;
+  std::mutex lock_;  // "the loop"
+  std::atomic<std::thread::id> holder_{};
+  std::mutex queue_lock_;
+  std::vector<Task> queue_;  // under queue_lock_
+  bool closed_ = false;      // under queue_lock_: takes no more tasks
+  std::vector<Task> round_;  // on the loop: those being run, kept for its memory
+  std::unordered_map<int, std::pair<uint64_t, Watcher*>> watchers_;  // fd -> (epoll token, watcher)
+  std::map<TimerId, Task> timers_;
+  Time armed_ = Time::max();
+  uint64_t next_token_ = 2, next_timer_ = 1;
+  bool stopped_ = false;  // on the loop
+  std::atomic<bool> stopping_{false};
+  std::atomic<uint64_t> wakeups_{0};
+  std::unique_ptr<std::thread> thread_;
+};
+
+}  // namespace mr
