@@ -91,8 +91,7 @@ Loop::~Loop() {
 void Loop::stop() {
   if (!thread_) return;
   if (!is_this_process(pid_)) {
-    // The thread stayed behind in the parent: to join it would wait for ever, and to destroy its handle ends the
-    // process.
+    // The thread stayed behind in the parent: to join it would wait for ever, to destroy its handle ends the process.
     (void)thread_.release();
     return;
   }
@@ -216,7 +215,7 @@ void Loop::drain_on_loop() {
       if (queue_.empty()) return;
       round_.swap(queue_);
     }
-    for (auto& task : round_) std::exchange(task, nullptr)();
+    for (auto& task : round_) guarded(name_, std::exchange(task, nullptr));
     round_.clear();
   }
 }
@@ -272,7 +271,7 @@ void Loop::fire_timers_on_loop() {
   const uint64_t first_new = next_timer_;
   while (!timers_.empty() && timers_.begin()->first.first <= now && timers_.begin()->first.second < first_new) {
     auto node = timers_.extract(timers_.begin());
-    node.mapped()();
+    guarded(name_, node.mapped());
   }
   arm_on_loop();
 }

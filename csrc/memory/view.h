@@ -10,56 +10,58 @@ namespace mr {
 
 // A checked mr_view: its total size does not overflow, and neither does its furthest byte.
 class View {
-   public:
-    View() = default;
-    static View contiguous(uint64_t offset, uint64_t length);
-    // Merges contiguous dimensions and drops those of count 1. Throws MR_CONFIG where ndim > MR_MAX_DIMS or sizes overflow.
-    static View from(const mr_view& raw);
+ public:
+  View() = default;
+  static View contiguous(uint64_t offset, uint64_t length);
+  // Merges contiguous dimensions and drops those of count 1. Throws MR_CONFIG where ndim > MR_MAX_DIMS or sizes
+  // overflow.
+  static View from(const mr_view& raw);
 
-    uint64_t bytes() const { return bytes_; }
-    uint64_t offset() const { return raw_.offset; }
-    uint64_t run() const { return raw_.run; }        // length of each contiguous run
-    bool is_contiguous() const { return raw_.ndim == 0; }
-    uint64_t end() const { return end_; }             // one past the furthest byte; 0 where empty
-    bool fits(uint64_t size) const { return end_ <= size; }
-    bool overlaps_itself() const;                     // two indices reach one byte (conservative: only nested strides pass)
-    const mr_view& raw() const { return raw_; }
+  uint64_t bytes() const { return bytes_; }
+  uint64_t offset() const { return raw_.offset; }
+  uint64_t run() const { return raw_.run; }  // length of each contiguous run
+  bool is_contiguous() const { return raw_.ndim == 0; }
+  uint64_t end() const { return end_; }  // one past the furthest byte; 0 where empty
+  bool fits(uint64_t size) const { return end_ <= size; }
+  bool overlaps_itself() const;  // two indices reach one byte (conservative: only nested strides pass)
+  const mr_view& raw() const { return raw_; }
 
-    void encode(Writer& out) const;
-    static View decode(Reader& in);
+  void encode(Writer& out) const;
+  static View decode(Reader& in);
 
-   private:
-    mr_view raw_{};
-    uint64_t bytes_ = 0, end_ = 0;
+ private:
+  mr_view raw_{};
+  uint64_t bytes_ = 0, end_ = 0;
 };
 
 // Walks the runs of a view from logical byte `position` on.
 class Cursor {
-   public:
-    struct Run {
-        uint64_t offset, length;
-    };
+ public:
+  struct Run {
+    uint64_t offset, length;
+  };
 
-    explicit Cursor(const View& view, uint64_t position = 0) : view_(&view) { seek(position); }
-    void seek(uint64_t position);
-    uint64_t position() const { return position_; }
-    uint64_t left() const { return view_->bytes() - position_; }
-    // The contiguous bytes at the position, at most `limit`; length 0 at the end.
-    Run peek(uint64_t limit) const;
-    void advance(uint64_t length);  // at most peek().length
-    Run next(uint64_t limit) {
-        const Run run = peek(limit);
-        advance(run.length);
-        return run;
-    }
+  explicit Cursor(const View& view, uint64_t position = 0) : view_(&view) { seek(position); }
+  void seek(uint64_t position);
+  uint64_t position() const { return position_; }
+  uint64_t left() const { return view_->bytes() - position_; }
+  // The contiguous bytes at the position, at most `limit`; length 0 at the end.
+  Run peek(uint64_t limit) const;
+  void advance(uint64_t length);  // at most peek().length
+  Run next(uint64_t limit) {
+    const Run run = peek(limit);
+    advance(run.length);
+    return run;
+  }
 
-   private:
-    const View* view_;
-    uint64_t position_ = 0, run_offset_ = 0, in_run_ = 0;
-    uint64_t index_[MR_MAX_DIMS] = {};
+ private:
+  const View* view_;
+  uint64_t position_ = 0, run_offset_ = 0, in_run_ = 0;
+  uint64_t index_[MR_MAX_DIMS] = {};
 };
 
 // Copies bytes [begin, begin + length) of the views' common logical order between local memories.
-void copy_views(void* dst, const View& dst_view, const void* src, const View& src_view, uint64_t begin, uint64_t length);
+void copy_views(void* dst, const View& dst_view, const void* src, const View& src_view, uint64_t begin,
+                uint64_t length);
 
 }  // namespace mr
