@@ -74,12 +74,23 @@ bool mr_op::finish(Status status) {
     finished_ = Clock::now();
     // Links may hold much (mappings, buffers); a done operation keeps none of it.
     lane_state.reset();
+    const auto helped = std::move(helper_);
     const auto queue = std::move(completions_);
     const bool waited = state_.exchange(kDone, std::memory_order_acq_rel) == kWaited;
     guard.unlock();
     if (waited) ::syscall(SYS_futex, &state_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
     if (queue != nullptr) queue->push(tag_);
     return true;
+}
+
+void mr_op::set_helper(std::shared_ptr<OpHelper> helper) {
+    std::lock_guard guard(lock_);
+    if (state_.load(std::memory_order_relaxed) != kDone) helper_ = std::move(helper);
+}
+
+std::shared_ptr<OpHelper> mr_op::helper() {
+    std::lock_guard guard(lock_);
+    return helper_;
 }
 
 bool mr_op::wait(double timeout) {
@@ -89,6 +100,7 @@ bool mr_op::wait(double timeout) {
     const bool endless = timeout < 0 || timeout > 1e9;
     const Time until = endless ? Time::max() : start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
     for (Time now = start; now < start + kSpin && now < until; now = Clock::now()) {
+        if (const auto work = helper()) work->help(until);
         if (loop != nullptr) loop->progress();
         if (done()) return true;
     }

@@ -19,6 +19,15 @@ class Link;
 enum class Verb : uint8_t { read, write, fetch_add, compare_and_swap, drop, map, connect, watch, lookup };
 const char* verb_name(Verb verb);
 
+// Work of an operation that a thread which waits for it may take part in.
+class OpHelper {
+   public:
+    virtual void help(Time until) = 0;  // returns at `until`, or when there is nothing (more) to help with
+
+   protected:
+    ~OpHelper() = default;
+};
+
 }  // namespace mr
 
 // A queue of ends, for asyncio.
@@ -76,6 +85,7 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
 
     // Exactly once; later calls return false and change nothing.
     bool finish(mr::Status status);
+    void set_helper(std::shared_ptr<mr::OpHelper> helper);  // kept until the operation is done
     bool done() const { return state_.load(std::memory_order_acquire) == kDone; }
     bool wait(double timeout);  // negative: for ever
     const mr::Status& status() const { return status_; }  // of a done operation
@@ -88,7 +98,9 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
    private:
     static constexpr uint32_t kPending = 0, kWaited = 1, kDone = 2;
     std::atomic<uint32_t> state_{kPending};
+    std::shared_ptr<mr::OpHelper> helper();
     std::mutex lock_;
+    std::shared_ptr<mr::OpHelper> helper_;
     std::shared_ptr<mr_completions> completions_;
     uint64_t tag_ = 0;
     mr::Status status_;

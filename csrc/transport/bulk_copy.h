@@ -1,0 +1,32 @@
+// Copies between two views of memory that this process can address, cut in pieces that several threads may carry out.
+#pragma once
+
+#include "../memory/view.h"
+
+namespace mr {
+
+class BulkCopy {
+ public:
+  BulkCopy() = default;
+  // The views outlive it. Contiguous ranges may overlap, with the result of memmove; strided ones must not.
+  BulkCopy(uint8_t* dst, const View& dst_view, const uint8_t* src, const View& src_view);
+
+  // Its pieces must be carried out one after the other, in the order of `begin`.
+  bool in_order() const { return overlap_ != Overlap::none; }
+  void copy(uint64_t begin, uint64_t length) const;
+
+ private:
+  enum class Overlap : uint8_t { none, forward, backward };
+
+  uint8_t* dst_ = nullptr;
+  const uint8_t* src_ = nullptr;
+  const View* dst_view_ = nullptr;
+  const View* src_view_ = nullptr;
+  Overlap overlap_ = Overlap::none;
+  bool contiguous_ = false, streaming_ = false;
+};
+
+// memcpy with non-temporal stores: the destination does not pass through the caches.
+void streaming_copy(uint8_t* dst, const uint8_t* src, uint64_t length);
+
+}  // namespace mr

@@ -1,0 +1,31 @@
+// What a peer on this host lets us see of its memory without asking: its board of regions, read-only.
+#pragma once
+
+#include <memory>
+
+#include "../memory/region.h"
+
+namespace mr {
+
+// Maps a descriptor that came from a peer. MR_REGISTRATION where it could be cut under our hands (that would end this
+// process with SIGBUS), or has fewer than min_size bytes. The whole memory is mapped.
+std::unique_ptr<Mapping> map_foreign(const Fd& fd, uint64_t min_size, bool writable, const char* what);
+
+class PeerBoard {
+ public:
+  explicit PeerBoard(std::unique_ptr<Mapping> mapping) : mapping_(std::move(mapping)) {}
+
+  // With an entry in the ledger, which keeps the slot from being used again: is this the region of the handle, alive,
+  // with `right` granted? Then the handle's base, size and rights are the owner's.
+  Status admit(const RemoteRegion& remote, uint32_t right) const;
+  bool live(const RemoteRegion& remote) const { return slot(remote).live_id.load() == remote.name.id; }
+
+ private:
+  const BoardSlot& slot(const RemoteRegion& remote) const {
+    return reinterpret_cast<const BoardSlot*>(mapping_->address())[remote.slot];
+  }
+
+  const std::unique_ptr<Mapping> mapping_;
+};
+
+}  // namespace mr
