@@ -1,0 +1,320 @@
+"""Every option: its type, default, unit, environment variable and meaning, in one table.
+
+A value comes from, first to last: an argument of `Engine(...)`, `configure(...)` or `configured(...)`, the environment
+variable `MONARCH_RDMA_<NAME>`, the default. This module is the only reader of the environment. An option that is
+unknown, or a value that cannot be used, is an error: nothing is ignored silently.
+
+Engine options are read when an engine is created; those marked `engine` are the fields of `mr_options` (csrc/engine.h),
+by name.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import difflib
+import math
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from .errors import ConfigError
+
+__all__ = [
+    "ALIASES",
+    "LANES",
+    "OPTIONS",
+    "Option",
+    "clear_runtime_config",
+    "configure",
+    "configured",
+    "engine_options",
+    "generation",
+    "get",
+    "get_global_config",
+    "get_runtime_config",
+    "runtime_directory",
+]
+
+Value = str | bool | int | float
+
+_ENV_PREFIX = "MONARCH_RDMA_"
+_OF_OTHERS = (_ENV_PREFIX + "BUILD_", _ENV_PREFIX + "TEST_")  # read by the build and by the tests
+LANES = ("shm", "tcp")  # those of this build, best first
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option. `unit` is "", "bytes" or "s"; `engine` tells whether it is a field of mr_options."""
+
+    name: str
+    type: type
+    default: Value
+    doc: str
+    unit: str = ""
+    minimum: float = 0
+    maximum: float = 2**32 - 1
+    choices: tuple[Value, ...] = ()
+    engine: bool = True
+
+    @property
+    def env(self) -> str:
+        return _ENV_PREFIX + self.name.upper()
+
+    def check(self, value: object, where: str) -> Value:
+        """The value in this option's type; ConfigError naming option and value where it cannot be used."""
+        if self.type is bool:
+            checked = _to_bool(value)
+        elif self.type is int:
+            checked = _to_int(value, self.unit)
+        elif self.type is float:
+            checked = _to_seconds(value)
+        elif self.name == "lanes":
+            checked = _to_lanes(value)
+        else:
+            checked = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+        if checked is None:
+            raise ConfigError(f"{where} is {value!r}, but must be {self._wanted()}")
+        if self.choices and checked not in self.choices:
+            raise ConfigError(f"{where} is {value!r}, but must be one of {', '.join(map(repr, self.choices))}")
+        if self.type in (int, float) and not self.minimum <= float(checked) <= self.maximum:
+            raise ConfigError(f"{where} is {value!r}, but must be from {self.minimum:g} to {self.maximum:g}")
+        return checked
+
+    def _wanted(self) -> str:
+        if self.name == "lanes":
+            return f"a comma list of different lanes out of {', '.join(LANES)}, best first"
+        if self.unit:
+            example = {"bytes": '"64MiB"', "s": '"30s"'}[self.unit]
+            return f"{'an integer' if self.type is int else 'a number'} of {self.unit} (or a string like {example})"
+        return {bool: "true or false", int: "an integer", float: "a number", str: "a string"}[self.type]
+
+
+OPTIONS: dict[str, Option] = {
+    option.name: option
+    for option in (
+        Option("name", str, "", 'Name of this process in messages and handles; "" = host:pid.'),
+        Option("listen_host", str, "127.0.0.1", "Address or interface name that the TCP control stream listens on."),
+        Option("advertise_host", str, "", 'Address that others are told to connect to; "" = the one listened on.'),
+        Option("port_min", int, 0, "First TCP port that may be taken; 0 with port_max 0 = any.", maximum=65535),
+        Option("port_max", int, 0, "Last TCP port that may be taken.", maximum=65535),
+        Option("ip_family", int, 0, "4 or 6 to use only that family of addresses; 0 = either.", choices=(0, 4, 6)),
+        Option("lanes", str, "shm,tcp", "Comma list of the lanes that may be used, best first."),
+        Option("same_host_unix", bool, True, "Reach peers on this host through a Unix socket; else TCP with TLS."),
+        Option("shm_mapped", bool, True, "Map the shared memory of peers on this host."),
+        Option("shm_process_vm", bool, True, "Use process_vm_readv/writev for memory of this host that is not shared."),
+        Option("bulk_tls", bool, False, "Encrypt and authenticate the bytes of tensors on the tcp lane too."),
+        Option("tcp_sockets", int, 4, "Data sockets per peer for large transfers.", minimum=1, maximum=64),
+        Option("copy_threads", int, 0, "Threads for large copies on one host; 0 = chosen from the cores.", maximum=256),
+        Option("max_frame_bytes", int, 16 << 20, "Largest control frame accepted.", "bytes", 4096, 1 << 30),
+        Option(
+            "message_window_bytes", int, 64 << 20, "Unread message bytes a peer may have here.", "bytes", 4096, 1 << 40
+        ),
+        Option("max_pending_ops", int, 1 << 20, "Operations in flight per engine.", minimum=1),
+        Option("heartbeat_interval", float, 0.5, "Pause between heartbeats, where one is needed.", "s", 0.001, 3600),
+        Option("heartbeat_timeout", float, 5.0, "Silence after which a peer counts as lost.", "s", 0.001, 86400),
+        Option("connect_timeout", float, 10.0, "Time for reaching a peer and proving membership.", "s", 0.001, 86400),
+        Option("drop_timeout", float, 1.0, "How long a drop waits for accesses in flight.", "s", 0.001, 86400),
+        Option("protocol_version", int, 0, "Version of the protocol to speak; 0 = the current one."),
+        Option("secret_file", str, "", "Path of the job secret: a file of mode 0600, at least 16 bytes.", engine=False),
+        Option(
+            "secret_fd", int, -1, "Descriptor to read the job secret from, once; -1 = none.", minimum=-1, engine=False
+        ),
+        Option(
+            "runtime_dir", str, "", 'Where secrets of `listen` are kept; "" = $XDG_RUNTIME_DIR or /tmp.', engine=False
+        ),
+    )
+}
+
+
+# Monarch's names for what exists here: name -> (option, current value of the option, value given) -> new value.
+def _allow_tcp(lanes: Value, allow: Value) -> Value:
+    kept = [lane for lane in str(lanes).split(",") if lane != "tcp"]
+    return ",".join([*kept, "tcp"] if allow else kept)
+
+
+def _disable_verbs(lanes: Value, disable: Value) -> Value:
+    return ",".join(lane for lane in str(lanes).split(",") if not (disable and lane == "verbs"))
+
+
+def _bulk_security(_: Value, security: Value) -> Value:
+    return security == "tls"
+
+
+def _same(_: Value, value: Value) -> Value:
+    return value
+
+
+ALIASES = {
+    alias.name: (alias, target, convert)
+    for alias, target, convert in (
+        (Option("rdma_allow_tcp_fallback", bool, True, "Whether tcp is in lanes."), "lanes", _allow_tcp),
+        (Option("rdma_disable_ibverbs", bool, False, "Whether verbs is kept out of lanes."), "lanes", _disable_verbs),
+        (Option("rdma_tcp_fallback_parallelism", int, 4, "tcp_sockets.", minimum=1, maximum=64), "tcp_sockets", _same),
+        (Option("bulk_security", str, "none", "bulk_tls.", choices=("none", "tls")), "bulk_tls", _bulk_security),
+    )
+}
+
+_runtime: dict[str, Value] = {}  # what configure() set
+_generation = 0  # counts changes of _runtime
+
+
+def _find(name: str) -> Option:
+    if name in OPTIONS:
+        return OPTIONS[name]
+    near = difflib.get_close_matches(name, [*OPTIONS, *ALIASES], 1, 0.5)
+    hint = f"; did you mean {near[0]!r}?" if near else f"; known are {', '.join(OPTIONS)}"
+    raise ConfigError(f"there is no option {name!r}{hint}")
+
+
+def _checked(settings: dict[str, Any]) -> dict[str, Value]:
+    """The settings under our names, in their types, aliases resolved; nothing is changed yet."""
+    checked: dict[str, Value] = {}
+    for name, value in settings.items():
+        if name not in ALIASES:
+            checked[name] = _find(name).check(value, f"option {name}")
+    for name, value in settings.items():
+        if name in ALIASES:
+            alias, target, convert = ALIASES[name]
+            now = checked[target] if target in checked else get(target)
+            new = convert(now, alias.check(value, f"option {name}"))
+            checked[target] = OPTIONS[target].check(new, f"option {target} (set through {name}={value!r})")
+    return checked
+
+
+def _replace(settings: dict[str, Value]) -> None:
+    global _runtime, _generation
+    _runtime = settings
+    _generation += 1
+
+
+def configure(**settings: Any) -> None:
+    """Sets options for the engines created from now on. All or none: a wrong name or value changes nothing."""
+    _replace(_runtime | _checked(settings))
+
+
+@contextlib.contextmanager
+def configured(**settings: Any) -> Iterator[dict[str, Value]]:
+    """Like `configure`, for the length of a with block; gives all options."""
+    before = _runtime
+    configure(**settings)
+    try:
+        yield get_global_config()
+    finally:
+        _replace(before)
+
+
+def generation() -> int:
+    """A number that changes whenever `configure` or `configured` change an option."""
+    return _generation
+
+
+def get(name: str) -> Value:
+    """The value of one option now."""
+    option = _find(name)
+    if name in _runtime:
+        return _runtime[name]
+    if option.env in os.environ:
+        return option.check(os.environ[option.env], f"environment variable {option.env}")
+    return _alias_from_environment(option)
+
+
+def _alias_from_environment(option: Option) -> Value:
+    value = option.default
+    for alias, target, convert in ALIASES.values():
+        env = _ENV_PREFIX + alias.name.removeprefix("rdma_").upper()
+        if target == option.name and env in os.environ:
+            where = f"environment variable {env}"
+            value = option.check(convert(value, alias.check(os.environ[env], where)), where)
+    return value
+
+
+def get_global_config() -> dict[str, Value]:
+    """All options and their values now."""
+    return {name: get(name) for name in OPTIONS}
+
+
+def get_runtime_config() -> dict[str, Value]:
+    """The options that `configure` or `configured` set."""
+    return dict(_runtime)
+
+
+def clear_runtime_config() -> None:
+    """Forgets what `configure` set."""
+    _replace({})
+
+
+def engine_options(**settings: Any) -> dict[str, Value]:
+    """All engine options, with `settings` over what is configured: what one engine is created with."""
+    _refuse_unknown_environment()
+    checked = _checked(settings)
+    for name in checked:
+        if not OPTIONS[name].engine:
+            raise ConfigError(f"option {name!r} is not one of a single engine; use configure({name}=...)")
+    return {name: checked[name] if name in checked else get(name) for name, option in OPTIONS.items() if option.engine}
+
+
+def _refuse_unknown_environment() -> None:
+    known = {option.env for option in OPTIONS.values()}
+    known |= {_ENV_PREFIX + name.removeprefix("rdma_").upper() for name in ALIASES}
+    for variable in os.environ:
+        if variable.startswith(_ENV_PREFIX) and variable not in known and not variable.startswith(_OF_OTHERS):
+            near = difflib.get_close_matches(variable, sorted(known), 1, 0.5)
+            hint = f"; did you mean {near[0]}?" if near else "; unset it"
+            raise ConfigError(f"environment variable {variable} names no option{hint}")
+
+
+def take_secret_fd() -> int:
+    """The secret's descriptor, or -1; forgets it, also for children, to whom the number would mean another file."""
+    value = get("secret_fd")
+    _replace({name: kept for name, kept in _runtime.items() if name != "secret_fd"})
+    os.environ.pop(OPTIONS["secret_fd"].env, None)
+    return int(value)
+
+
+def runtime_directory() -> str:
+    """Where files of this user's session belong."""
+    import tempfile
+
+    return str(get("runtime_dir")) or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+
+
+def _to_bool(value: object) -> Value | None:
+    if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
+        return bool(value)
+    words: dict[object, bool] = {"1": True, "true": True, "yes": True, "on": True}
+    words |= {"0": False, "false": False, "no": False, "off": False}
+    return words.get(value.strip().lower()) if isinstance(value, str) else None
+
+
+_BYTES = {"": 1, "b": 1, "kb": 10**3, "mb": 10**6, "gb": 10**9, "kib": 2**10, "mib": 2**20, "gib": 2**30}
+_SECONDS = {"": 1.0, "us": 1e-6, "ms": 1e-3, "s": 1.0, "m": 60.0, "h": 3600.0}
+_QUANTITY = re.compile(r"\s*(-?[0-9]*\.?[0-9]+(?:e[+-]?[0-9]+)?)\s*([a-z]*)\s*", re.IGNORECASE)
+
+
+def _to_int(value: object, unit: str) -> Value | None:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return value
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    scale = _BYTES.get(match[2].lower()) if match and (unit == "bytes" or not match[2]) else None
+    if match is None or scale is None:
+        return None
+    number = float(match[1]) * scale
+    return int(number) if number.is_integer() else None
+
+
+def _to_seconds(value: object) -> Value | None:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        return None if math.isnan(value) else float(value)
+    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
+    scale = _SECONDS.get(match[2].lower()) if match else None
+    return float(match[1]) * scale if match and scale else None
+
+
+def _to_lanes(value: object) -> Value | None:
+    lanes = value.split(",") if isinstance(value, str) else list(value) if isinstance(value, list | tuple) else []
+    lanes = [lane.strip() for lane in lanes if isinstance(lane, str)]
+    if not lanes or len(set(lanes)) != len(lanes) or not set(lanes) <= set(LANES):
+        return None
+    return ",".join(lanes)

@@ -1,0 +1,281 @@
+"""RDMABuffer: a handle on memory of one process that any member of the job may read and write."""
+
+from __future__ import annotations
+
+import base64
+import json
+import sys
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+from ..errors import AccessDenied, ConfigError, ProtocolError, RegistrationError
+from .engine import Engine, default_engine, seconds
+from .future import Future
+from .memory import Keep, as_memoryview, as_tensor, bytes_at, memory_of
+from .notification import Notifications
+from .region import Region, RemoteRegion, checked_access
+from .transfer import READ, WRITE, match_dst, match_src, move, move_bytes, transfer_flags
+from .view import View, contiguous_strides
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["RDMABuffer"]
+
+_BLOB_VERSION = 1
+_MAX_BLOB = 64 << 10
+_loaded = sys.modules
+
+
+class RDMABuffer:
+    """A handle on a tensor's or memoryview's memory. Small and picklable: send it to another process and read there.
+
+    Any shape and strides, any dtype. The memory is pinned until the buffer is dropped; a buffer that never left its
+    process is dropped when it is garbage. While it lives, do not resize the tensor's storage nor call share_memory_().
+    """
+
+    __slots__ = ("_flat_offset", "_is_tensor", "_nbytes", "_remote", "_torch_dtype", "_view")
+
+    def __init__(
+        self, data: torch.Tensor | memoryview | bytearray | Any, *, access: str = "rw", engine: Engine | None = None
+    ) -> None:
+        """`data`: a CPU tensor, memoryview, bytearray or numpy array. `access`: what peers may do, "rw", "read" or
+        "write".
+
+        Raises ConfigError, RegistrationError or ResourceExhausted.
+        """
+        rights = checked_access(access)
+        memory = memory_of(data, "data")
+        if rights & WRITE and not memory.writable:
+            raise ConfigError(f'data is read-only, but access is {access!r}; pass access="read"')
+        engine = engine or default_engine()
+        if engine.orphans or engine.reachable:
+            engine.sweep_sometimes()
+        region = Region(engine, memory, rights)
+        self._set(RemoteRegion(engine, region.descriptor, region), memory.view, memory.tensor is not None)
+
+    def _set(self, remote: RemoteRegion, view: View, is_tensor: bool) -> None:
+        self._remote = remote
+        self._view = view
+        self._is_tensor = is_tensor
+        self._nbytes = view.nbytes
+        self._flat_offset = view.offset if view.is_contiguous else -1
+        torch = _loaded.get("torch")
+        self._torch_dtype = getattr(torch, view.dtype, None) if torch is not None else None
+
+    @classmethod
+    def _of(cls, remote: RemoteRegion, view: View, is_tensor: bool) -> RDMABuffer:
+        buffer = cls.__new__(cls)
+        buffer._set(remote, view, is_tensor)
+        return buffer
+
+    # --- what it is
+
+    def size(self) -> int:
+        """Bytes."""
+        return self._nbytes
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Elements in each dimension."""
+        return self._view.shape
+
+    @property
+    def dtype(self) -> Any:
+        """The torch.dtype where it was made from a tensor; else its name ("uint8", "float64", ...)."""
+        if not self._is_tensor:
+            return self._view.dtype
+        import torch
+
+        return getattr(torch, self._view.dtype)
+
+    @property
+    def owner(self) -> str:
+        """Name of the process that holds the memory."""
+        return self._remote.owner
+
+    @property
+    def backend(self) -> str:
+        """The lane that transfers take now: "shm", "tcp", "ibverbs", or "local" within one process. Connects if need
+        be.
+
+        `Future.explain().lane` tells the lane that one transfer took, more exactly. Raises PeerLost,
+        AuthenticationError.
+        """
+        lane = self._remote.lane(self._engine().options["connect_timeout"])  # type: ignore[arg-type]
+        kind = lane.partition("-")[0]
+        return {"verbs": "ibverbs"}.get(kind, kind)
+
+    def __getitem__(self, key: Any) -> RDMABuffer:
+        """A handle on a part, by basic slicing with positive steps. Talks to nobody. Dropping it drops the whole."""
+        return self._of(self._remote, self._view[key], self._is_tensor)
+
+    def __repr__(self) -> str:
+        return f"<RDMABuffer of {self._nbytes} bytes: {self._view.dtype} {list(self.shape)}>"
+
+    def _engine(self) -> Engine:
+        self._remote.open()
+        assert self._remote.engine is not None
+        return self._remote.engine
+
+    # --- transfers
+
+    def read_into(
+        self,
+        dst: torch.Tensor | memoryview | bytearray | Any,
+        *,
+        timeout: float | None = 60,
+        strict: bool = False,
+        lanes: str | Iterable[str] | None = None,
+    ) -> Future:
+        """Reads all of the buffer into `dst`, in row-major order of the elements of both.
+
+        `dst`: same dtype and number of elements, or bytes (uint8). A one-dimensional contiguous `dst` may be larger:
+        its first size() bytes are written. `timeout`: seconds until TransferTimeout, None for no deadline. `strict`:
+        fail rather than take another lane than the best. `lanes`: only these, "shm" or "tcp".
+
+        Raises at once, before a byte moves: ConfigError, OutOfBounds. The future raises PeerLost, TransferTimeout,
+        Cancelled, AccessDenied, OutOfBounds, ResourceExhausted, AuthenticationError or ProtocolError.
+        """
+        # The short way: a plain contiguous CPU tensor of the same dtype and size. Every look-up counts here.
+        torch, offset, size = _loaded.get("torch"), self._flat_offset, self._nbytes
+        if (
+            torch is not None
+            and type(dst) is torch.Tensor
+            and dst.dtype is self._torch_dtype
+            and offset >= 0
+            and dst.layout is torch.strided
+            and dst.is_cpu
+            and dst.nbytes == size > 0
+            and dst.is_contiguous()
+            and not (strict or lanes or dst.is_nested or dst.is_conj() or dst.is_neg())
+            and timeout.__class__ is int
+            and 0 <= timeout < 1000000000  # type: ignore[operator]
+        ):
+            storage = dst.untyped_storage()
+            if storage.nbytes() >= size + dst.storage_offset() * dst.element_size():
+                if not dst.is_inference():
+                    torch.autograd.graph.increment_version(dst)
+                return move_bytes(self._remote, READ, dst.data_ptr(), offset, size, timeout, 0, storage)  # type: ignore[arg-type]
+        if torch is not None and self._torch_dtype is None:  # torch came after the buffer
+            self._torch_dtype = getattr(torch, self._view.dtype, None)
+        deadline, flags = seconds(timeout), transfer_flags(strict, lanes)
+        return move(self._remote, READ, match_dst(self._view, dst, "dst"), deadline, flags, None)
+
+    def write_from(
+        self,
+        src: torch.Tensor | memoryview | bytearray | Any,
+        *,
+        timeout: float | None = 60,
+        strict: bool = False,
+        lanes: str | Iterable[str] | None = None,
+        notify: int | None = None,
+    ) -> Future:
+        """Writes `src` into the buffer, in row-major order of the elements of both.
+
+        `src`: same dtype and number of elements, or bytes (uint8). A smaller one-dimensional `src` writes the first
+        bytes of a contiguous buffer. `notify`: a number from 0 to 2**64-1 that the owner gets from `notifications()`
+        after all bytes are visible there. Otherwise as `read_into`; an error's `remote_state` tells what is known of
+        the remote bytes.
+        """
+        deadline, flags = seconds(timeout), transfer_flags(strict, lanes)
+        if notify is not None and not (type(notify) is int and 0 <= notify < 2**64):
+            raise ConfigError(f"notify is {notify!r}, but must be an integer from 0 to 2**64-1")
+        return move(self._remote, WRITE, match_src(self._view, src, "src"), deadline, flags, notify)
+
+    # --- zero-copy
+
+    def map(self, *, timeout: float | None = 60) -> Any:
+        """The remote memory itself, as a tensor (or memoryview), without a copy: for memory from `empty`, `zeros`,
+        `share` or `share_` of a process on this host. It stays mapped as long as the result lives.
+
+        It shows every change that the owner makes. Where peers may not write (access="read"), writing to the result
+        ends this process as for any read-only memory: torch has no read-only tensors.
+
+        Raises RegistrationError or ConfigError where the memory cannot be mapped; PeerLost, AccessDenied.
+        """
+        ours = self._remote.ours
+        if ours is not None and not ours.is_dropped:
+            memory = ours.memory
+            data, writable = bytes_at(memory.address, memory.view.extent, Keep(memory)), memory.writable
+        else:
+            data, writable = self._remote.map(timeout)
+        if self._is_tensor:
+            return as_tensor(data, self._view)
+        view = as_memoryview(data, self._view)
+        return view if writable else view.toreadonly()
+
+    def read_view(self, *, timeout: float | None = 60) -> Any:
+        """What the buffer holds, for reading only: its mapped memory where it can be mapped, else a fresh copy.
+
+        A memoryview is read-only; writing to a tensor is not prevented, and must not be done.
+        """
+        try:
+            view = self.map(timeout=timeout)
+            return view if self._is_tensor else view.toreadonly()
+        except (RegistrationError, ConfigError):
+            self._engine()  # of a closed engine there is nothing to copy either
+        fresh = View(
+            self._view.dtype, self._view.itemsize, self.shape, contiguous_strides(self.shape, self._view.itemsize)
+        )
+        data = bytearray(self._nbytes)
+        self.read_into(memoryview(data), timeout=timeout).get()
+        return as_tensor(data, fresh) if self._is_tensor else as_memoryview(data, fresh).toreadonly()
+
+    # --- notifications and the end
+
+    def notifications(self) -> Notifications:
+        """The numbers that writers posted with `notify=`, in order, each once; for loops of both kinds. Owner only."""
+        return Notifications(self._own_region("notifications"))
+
+    def next_notification(self, timeout: float | None = None) -> int:
+        """Waits for the next one. TimeoutError after `timeout` seconds; AccessDenied once the buffer is dropped."""
+        return Notifications(self._own_region("next_notification")).next(timeout)
+
+    def _own_region(self, method: str) -> Region:
+        if self._remote.ours is None:
+            raise ConfigError(
+                f"{method}() is for the process that made the buffer; this one holds a handle on {self.owner}'s"
+            )
+        return self._remote.ours
+
+    def drop(self, *, timeout: float | None = 60) -> Future:
+        """Ends access to the memory, for all and for all parts of the buffer. Done when no access is in flight any
+        more.
+
+        Also for a handle on another process's memory: that asks the owner. Dropping again is no error for the owner.
+        """
+        return self._remote.drop(timeout) if self._remote.ours is None else self._remote.ours.drop()
+
+    # --- the handle
+
+    def to_bytes(self) -> bytes:
+        """The handle in a form that is safe to load from anybody: JSON. The memory stays alive until it is dropped."""
+        ours = self._remote.ours
+        if ours is not None:
+            if ours.is_dropped:
+                raise AccessDenied("the buffer was dropped; its handle is of no use to anybody", operation="pickle")
+            ours.let_out()
+        descriptor = base64.b64encode(self._remote.descriptor).decode()
+        return json.dumps(
+            [_BLOB_VERSION, descriptor, self._is_tensor, self._view.to_json()], separators=(",", ":")
+        ).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, engine: Engine | None = None) -> RDMABuffer:
+        """The buffer of a handle, reached through `engine` or the default one. ProtocolError where it is malformed."""
+        try:
+            if len(data) > _MAX_BLOB:
+                raise ValueError(f"{len(data)} bytes")
+            version, descriptor, is_tensor, view = json.loads(data)
+            raw = base64.b64decode(descriptor, validate=True)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ProtocolError(f"a buffer's handle is malformed: {error}") from error
+        if version != _BLOB_VERSION:
+            raise ProtocolError(
+                f"a buffer's handle of version {version!r:.20}; this library reads version {_BLOB_VERSION}"
+            )
+        return cls._of(RemoteRegion(engine, raw), View.from_json(view), is_tensor is True)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RDMABuffer.from_bytes, (self.to_bytes(),)

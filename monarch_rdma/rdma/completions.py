@@ -1,0 +1,69 @@
+"""Ends of operations for asyncio: one queue of the core per engine and event loop, woken by its file descriptor."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from .._engine import ffi, lib
+from .engine import raise_error
+
+if TYPE_CHECKING:
+    from asyncio import AbstractEventLoop
+    from asyncio import Future as LoopFuture
+
+    from .engine import Engine
+
+_BATCH = 256
+
+
+class Completions:
+    """Turns finished operations into asyncio futures of one loop, without a thread."""
+
+    def __init__(self, engine: Engine, loop: AbstractEventLoop) -> None:
+        out, error = ffi.new("mr_completions **"), ffi.new("mr_error *")
+        if kind := lib.mr_completions_create(engine.handle, out, error):
+            raise_error(error, kind, operation="await")
+        self._queue = out[0]
+        self._engine = engine
+        self._loop = weakref.ref(loop)  # the loop holds us, through its reader
+        self._fd = lib.mr_completions_fd(self._queue)
+        self._tags = ffi.new("uint64_t[]", _BATCH)
+        self._next_tag = 0
+        self._waiting: dict[int, list[LoopFuture[None]]] = {}
+        loop.add_reader(self._fd, self._on_readable)
+
+    @classmethod
+    def of(cls, engine: Engine, loop: AbstractEventLoop) -> Completions:
+        queue = engine.queues.get(loop)
+        if queue is None:
+            queue = engine.queues[loop] = cls(engine, loop)
+        return queue
+
+    def belongs_to(self, loop: AbstractEventLoop) -> bool:
+        return self._loop() is loop
+
+    def add(self, op: Any) -> int:
+        """Has the queue told when op ends; its tag. An operation can be in one queue only."""
+        tag = self._next_tag = self._next_tag + 1
+        self._waiting[tag] = []
+        lib.mr_completions_add(self._queue, op, tag)
+        return tag
+
+    def waiter(self, tag: int) -> LoopFuture[None]:
+        """An asyncio future that ends with the operation of this tag."""
+        loop = self._loop()
+        assert loop is not None, "only its own loop waits"
+        waiter: LoopFuture[None] = loop.create_future()
+        if tag in self._waiting:
+            self._waiting[tag].append(waiter)
+        else:
+            waiter.set_result(None)
+        return waiter
+
+    def _on_readable(self) -> None:
+        while count := lib.mr_completions_take(self._queue, self._tags, _BATCH):
+            for tag in self._tags[0:count]:
+                for waiter in self._waiting.pop(tag, ()):
+                    if not waiter.done():
+                        waiter.set_result(None)

@@ -1,0 +1,178 @@
+"""Regions: memory of this process that others may reach, and memory of theirs that we may."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections import deque
+from typing import Any
+
+from .._engine import ffi, lib
+from ..errors import ConfigError
+from .engine import Engine, raise_error, scratch, seconds
+from .future import Future
+from .memory import Memory, bytes_at
+
+__all__ = ["ACCESS", "Region", "RemoteRegion"]
+
+ACCESS = {"read": lib.MR_READ, "write": lib.MR_WRITE, "rw": lib.MR_READ | lib.MR_WRITE}
+_opening = threading.Lock()
+
+
+class Region:
+    """Ours: pins its memory until access to it has ended.
+
+    A region whose handle never left this process is dropped when the last buffer of it is garbage; else when it is
+    dropped by name, here or by a peer.
+    """
+
+    def __init__(self, engine: Engine, memory: Memory, access: int) -> None:
+        self.engine = engine
+        self.memory = memory
+        self.given_back: deque[int] = deque()  # notifications taken for a waiter that was cancelled meanwhile
+        self._handle: Any = None
+        self._drop_begun = False
+        out, error = ffi.new("mr_region **"), scratch.error
+        address = ffi.cast("void *", memory.address)
+        if kind := lib.mr_region_create(engine.handle, address, memory.view.extent, access, out, error):
+            raise_error(error, kind, operation="register", size=memory.view.nbytes)
+        self._handle = out[0]
+        self.id = int(lib.mr_region_id(self._handle))
+        self.descriptor = _descriptor(self._handle)
+        engine.regions[self.id] = self
+
+    def let_out(self) -> None:
+        """The handle goes to another process: the region now lives until it is dropped."""
+        self.engine.reachable[self.id] = self
+
+    def drop(self) -> Future:
+        """Ends remote access now. Done when no access is in flight any more; again is no error."""
+        self.engine.handle  # noqa: B018  refuses a closed engine
+        error, op = scratch.error, scratch.op
+        if kind := lib.mr_region_drop(self._handle, op, error):
+            raise_error(error, kind, operation="drop", peer=self.engine.name)
+        self._drop_begun = True
+        self.engine.reachable.pop(self.id, None)
+        return Future(self.engine, op[0], "drop", self.engine.name, 0, self)
+
+    @property
+    def is_dropped(self) -> bool:
+        """Whether remote access has ended: by drop(), or by a peer that dropped it."""
+        return self._drop_begun or not self.engine.is_open or bool(lib.mr_region_dropped(self._handle))
+
+    def take_notification(self, timeout: float) -> int | None:
+        """The next number that a writer posted; None where none came in time. AccessDenied once it is dropped."""
+        with contextlib.suppress(IndexError):
+            return self.given_back.popleft()
+        self.engine.handle  # noqa: B018  refuses a closed engine
+        value, error = ffi.new("uint64_t *"), scratch.error
+        got = lib.mr_region_notification(self._handle, timeout, value, error)
+        if got < 0:
+            raise_error(error, -got, operation="notification", peer=self.engine.name)
+        return int(value[0]) if got else None
+
+    def __del__(self) -> None:
+        handle, engine = self._handle, self.engine
+        if handle is None or engine.is_forked:
+            return
+        op = ffi.new("mr_op **")
+        if engine.is_open and not self._drop_begun and lib.mr_region_drop(handle, op, ffi.NULL) == 0:
+            lib.mr_op_release(op[0])
+        # A peer may still be in the memory: it stays until the core says that nobody is.
+        engine.orphans.append((lib.mr_region_dropped, lib.mr_region_close, handle, self.memory))
+
+
+def _descriptor(handle: Any) -> bytes:
+    length = lib.mr_region_descriptor(handle, ffi.NULL, 0)
+    out = ffi.new("uint8_t[]", length)
+    lib.mr_region_descriptor(handle, out, length)
+    return bytes(ffi.buffer(out))
+
+
+class RemoteRegion:
+    """Theirs: what a handle from another process names. Opened when it is first used; that talks to nobody."""
+
+    __slots__ = ("_handle", "descriptor", "engine", "ours")
+
+    def __init__(self, engine: Engine | None, descriptor: bytes, ours: Region | None = None) -> None:
+        self.engine = engine  # None: the default one, when it is first needed
+        self.ours = ours  # where it is in fact a region of this process, made here
+        self.descriptor = descriptor
+        self._handle: Any = None
+
+    def open(self) -> Any:
+        """The core's handle. ProtocolError for a malformed descriptor; ConfigError where the engine is closed."""
+        if self.engine is None:
+            from .engine import default_engine
+
+            self.engine = default_engine()
+        if not self.engine.is_open:
+            self.engine.raise_unusable()
+        if self._handle is None:
+            with _opening:
+                self._handle = self._handle or self._opened(self.engine)
+        return self._handle
+
+    def _opened(self, engine: Engine) -> Any:
+        out, error = ffi.new("mr_remote **"), scratch.error
+        if kind := lib.mr_remote_open(engine.handle, self.descriptor, len(self.descriptor), out, error):
+            raise_error(error, kind, operation="open")
+        return out[0]
+
+    @property
+    def owner(self) -> str:
+        """Name of the owning process."""
+        return str(ffi.string(lib.mr_remote_owner(self.open())).decode())
+
+    @property
+    def incarnation(self) -> int:
+        return int(lib.mr_remote_incarnation(self.open()))
+
+    @property
+    def size(self) -> int:
+        return int(lib.mr_remote_size(self.open()))
+
+    def lane(self, timeout: float | None) -> str:
+        """The lane that a transfer would take now. Connects if need be."""
+        error = scratch.error
+        error.kind = 0
+        lane = ffi.string(lib.mr_remote_lane(self.open(), seconds(timeout), error)).decode()
+        if not lane:
+            raise_error(error, error.kind, operation="connect", peer=self.owner)
+        return str(lane)
+
+    def map(self, timeout: float | None) -> tuple[Any, bool]:
+        """Maps the region; a buffer over all of it, and whether it may be written.
+
+        It stays mapped as long as the buffer lives, even where the engine is closed.
+        """
+        handle, error = self.open(), scratch.error
+        address, writable = ffi.new("void **"), ffi.new("uint32_t *")
+        if kind := lib.mr_remote_map(handle, seconds(timeout), address, writable, error):
+            raise_error(error, kind, operation="map", peer=self.owner, size=self.size)
+
+        def unmap(mapped: Any, self: RemoteRegion = self) -> None:
+            if self.engine is not None and not self.engine.is_forked:
+                lib.mr_remote_unmap(self._handle, mapped, ffi.NULL)
+
+        mapped = bytes_at(int(ffi.cast("uintptr_t", address[0])), self.size, unmap)
+        return mapped, bool(writable[0])
+
+    def drop(self, timeout: float | None) -> Future:
+        """Asks the owner to drop it."""
+        handle, error, op = self.open(), scratch.error, scratch.op
+        if kind := lib.mr_remote_drop(handle, seconds(timeout), op, error):
+            raise_error(error, kind, operation="drop", peer=self.owner)
+        assert self.engine is not None
+        return Future(self.engine, op[0], "drop", self, 0, self)
+
+    def __del__(self) -> None:
+        if self._handle is not None and self.engine is not None and not self.engine.is_forked:
+            lib.mr_remote_close(self._handle)
+
+
+def checked_access(access: object) -> int:
+    """The rights as the core's bits; ConfigError for anything but "rw", "read" and "write"."""
+    if not isinstance(access, str) or access not in ACCESS:
+        raise ConfigError(f'access is {access!r}, but must be "rw", "read" or "write"')
+    return int(ACCESS[access])

@@ -1,0 +1,131 @@
+"""One transfer between local memory and a remote region: what fits to what, and the call into the core."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from .._engine import ffi, lib
+from ..errors import ConfigError, OutOfBounds
+from .engine import raise_error, scratch
+from .future import Future, done_future
+from .memory import Memory, memory_of, note_written
+from .region import RemoteRegion
+from .view import View
+
+__all__ = ["READ", "WRITE", "match_dst", "match_src", "move", "move_bytes", "transfer_flags"]
+
+READ, WRITE = lib.MR_READ, lib.MR_WRITE
+_VERBS = {READ: "read", WRITE: "write"}
+_LANES = {"shm": lib.MR_LANE_SHM, "tcp": lib.MR_LANE_TCP, "verbs": lib.MR_LANE_VERBS}
+_NULL = ffi.NULL
+_cast = ffi.cast
+_op_result = lib.mr_op_result
+_transfer_bytes = lib.mr_transfer_bytes
+
+
+def transfer_flags(strict: bool, lanes: str | Iterable[str] | None) -> int:
+    """mr_flags for these arguments."""
+    flags: int = lib.MR_STRICT if strict else 0
+    if lanes is None:
+        return flags
+    names = lanes.split(",") if isinstance(lanes, str) else list(lanes)
+    for name in names:
+        if name not in _LANES:
+            raise ConfigError(f"lanes is {lanes!r}, but must name lanes out of {', '.join(_LANES)}")
+        flags |= _LANES[name]
+    if not names:
+        raise ConfigError("lanes is empty, but must name at least one lane, or be None for all")
+    return flags
+
+
+def match_dst(view: View, dst: Any, argument: str) -> tuple[Memory, View, View]:
+    """The destination's memory, and the bytes of it and of the buffer `view` that a read copies."""
+    memory = memory_of(dst, argument)
+    local = memory.view
+    _match_dtype(view, local, argument)
+    if not memory.writable:
+        raise ConfigError(f"{argument} is read-only, so nothing can be read into it")
+    if local.overlaps_itself:
+        raise ConfigError(f"{argument} has overlapping elements (shape {local.shape}, expanded?); pass a copy")
+    if local.nbytes < view.nbytes or (local.nbytes > view.nbytes and not _may_be_part(view, local)):
+        raise _wrong_size(view, local, argument, "read")
+    return memory, local if local.nbytes == view.nbytes else local.prefix(view.nbytes), view
+
+
+def match_src(view: View, src: Any, argument: str) -> tuple[Memory, View, View]:
+    """The source's memory, and the bytes of it and of the buffer `view` that a write copies."""
+    memory = memory_of(src, argument)
+    local = memory.view
+    _match_dtype(view, local, argument)
+    if view.overlaps_itself:
+        raise ConfigError(
+            f"the buffer has overlapping elements (shape {view.shape}, expanded?), so it cannot be written"
+        )
+    if local.nbytes > view.nbytes or (local.nbytes < view.nbytes and not _may_be_part(local, view)):
+        raise _wrong_size(view, local, argument, "write")
+    return memory, local, view if local.nbytes == view.nbytes else view.prefix(local.nbytes)
+
+
+def _match_dtype(view: View, local: View, argument: str) -> None:
+    if local.dtype != view.dtype and "uint8" not in (local.dtype, view.dtype):
+        raise ConfigError(
+            f"{argument} has dtype {local.dtype}, but the buffer {view.dtype}; to move bytes, pass a uint8 view of it"
+        )
+
+
+def _may_be_part(part: View, whole: View) -> bool:
+    """Whether `part` may fill the first bytes of `whole`: not where both have a shape that means something."""
+    return whole.is_contiguous and (len(part.shape) <= 1 or len(whole.shape) <= 1)
+
+
+def _wrong_size(view: View, local: View, argument: str, operation: str) -> OutOfBounds:
+    return OutOfBounds(
+        f"{argument} has {local.nbytes} bytes (shape {local.shape}), but the buffer {view.nbytes} (shape {view.shape})",
+        operation=operation,
+        size=view.nbytes,
+    )
+
+
+def move(
+    remote: RemoteRegion, verb: int, parts: tuple[Memory, View, View], timeout: float, flags: int, notify: int | None
+) -> Future:
+    """Starts moving what match_dst or match_src found."""
+    memory, local, there = parts
+    handle, engine = remote.open(), remote.engine
+    if verb == READ and memory.tensor is not None:
+        note_written(memory.tensor)
+    if notify is None and local.is_contiguous and there.is_contiguous:
+        return move_bytes(remote, verb, memory.address, there.offset, local.nbytes, timeout, flags, memory.pin)
+    out, error, address = scratch.op, scratch.error, _cast("void *", memory.address)
+    has_notify, number = (0, 0) if notify is None else (1, notify)
+    kind = lib.mr_transfer(
+        handle, verb, address, local.c_view, there.c_view, timeout, flags, has_notify, number, out, error
+    )
+    if kind:
+        raise_error(error, kind, operation=_VERBS[verb], peer=remote.owner, size=local.nbytes)
+    return Future(engine, out[0], _VERBS[verb], remote, local.nbytes, (memory.pin, remote))
+
+
+def move_bytes(
+    remote: RemoteRegion, verb: int, address: int, offset: int, size: int, timeout: float, flags: int, pin: object
+) -> Future:
+    """Starts moving contiguous bytes. On the way of every small transfer: few look-ups, and no waiting where it ends at
+    once.
+    """
+    if not size:
+        return done_future(_VERBS[verb], remote)
+    handle, engine, local = remote._handle, remote.engine, scratch
+    if handle is None or engine is None or not engine.is_open:
+        handle = remote.open()
+        engine = remote.engine
+    out = local.op
+    kind = _transfer_bytes(handle, verb, _cast("void *", address), offset, size, timeout, flags, out, local.error)
+    if kind:
+        raise_error(local.error, kind, operation=_VERBS[verb], peer=remote.owner, size=size)
+    op = out[0]
+    if _op_result(op, _NULL) == 0:
+        return Future(engine, op, _VERBS[verb], remote, size, None, True)
+    if engine.orphans:  # type: ignore[union-attr]
+        engine.sweep()  # type: ignore[union-attr]
+    return Future(engine, op, _VERBS[verb], remote, size, (pin, remote))
