@@ -1,0 +1,320 @@
+#include "tcp_socket.h"
+
+#include <algorithm>
+#include <cstring>
+
+namespace mr::tcp {
+namespace {
+
+const View kNothing;
+const View kText = View::contiguous(0, kMaxText);
+const uint8_t kZeros[4096] = {};
+
+}  // namespace
+
+// ---- Outgoing ----
+
+bool Gather::refer(const uint8_t* data, size_t length) {
+  parts_[count_++] = {const_cast<uint8_t*>(data), length};
+  bytes_ += length;
+  return true;
+}
+
+bool Gather::copy(const void* data, size_t length) {
+  if (full() || length > kStagingBytes - staged_) return false;
+  uint8_t* to = staging_ + staged_;
+  std::memcpy(to, data, length);
+  staged_ += length;
+  iovec* const last = count_ > 0 ? &parts_[count_ - 1] : nullptr;
+  if (last == nullptr || static_cast<uint8_t*>(last->iov_base) + last->iov_len != to) return refer(to, length);
+  last->iov_len += length;
+  bytes_ += length;
+  return true;
+}
+
+bool Gather::memory(const uint8_t* base, Cursor cursor, uint64_t length) {
+  while (length > 0) {
+    if (full()) return false;
+    const auto run = cursor.peek(std::min(length, limit_ - bytes_));
+    if (run.length < kPackBelow) {
+      if (!copy(base + run.offset, run.length)) return false;
+    } else {
+      refer(base + run.offset, run.length);
+    }
+    cursor.advance(run.length);
+    length -= run.length;
+  }
+  return true;
+}
+
+bool Gather::zeros(uint64_t length) {
+  while (length > 0) {
+    if (full()) return false;
+    const uint64_t piece = std::min<uint64_t>(length, sizeof kZeros);
+    refer(kZeros, piece);
+    length -= piece;
+  }
+  return true;
+}
+
+ChunkSender::ChunkSender(uint32_t id, const uint8_t* base, const View& view, uint64_t begin, uint64_t length)
+    : bytes_left_(length), base_(base), cursor_(view, begin) {
+  head_.id = id;
+  begin_chunk();
+}
+
+ChunkSender::ChunkSender(uint32_t id, Status end, bool touched) : cursor_(kText), end_(std::move(end)) {
+  head_.id = id;
+  head_.touched = touched;
+  begin_chunk();
+}
+
+void ChunkSender::begin_chunk() {
+  head_left_ = sizeof head_;
+  if (end_.ok() && bytes_left_ > 0) {
+    payload_left_ = std::min(bytes_left_, kChunkBytes);
+    bytes_left_ -= payload_left_;
+  } else {
+    payload_left_ = std::min(end_.text.size(), kMaxText);
+    base_ = reinterpret_cast<const uint8_t*>(end_.text.data());
+    cursor_ = Cursor(kText);
+    head_.kind = static_cast<uint8_t>(end_.kind);
+    head_.last = 1;
+  }
+  head_.length = static_cast<uint32_t>(payload_left_);
+}
+
+void ChunkSender::end_early(Status end) {
+  if (head_.last || !end_.ok()) return;
+  end_ = std::move(end);
+  if (!inside_chunk()) begin_chunk();
+}
+
+bool ChunkSender::gather(Gather& out) const {
+  const auto* const head = reinterpret_cast<const uint8_t*>(&head_);
+  if (head_left_ > 0 && !out.copy(head + sizeof head_ - head_left_, head_left_)) return false;
+  if (!(base_ != nullptr ? out.memory(base_, cursor_, payload_left_) : out.zeros(payload_left_))) return false;
+  if (head_.last) return true;
+  if (bytes_left_ > 0 || !end_.ok()) return false;
+  Chunk end;
+  end.id = head_.id;
+  end.last = 1;
+  return out.copy(&end, sizeof end);
+}
+
+size_t ChunkSender::sent(size_t length) {
+  while (!done_) {
+    const size_t head = std::min(length, head_left_);
+    head_left_ -= head;
+    length -= head;
+    const uint64_t payload = std::min<uint64_t>(length, payload_left_);
+    if (payload > 0) cursor_.seek(cursor_.position() + payload);
+    payload_left_ -= payload;
+    length -= payload;
+    if (head_left_ > 0 || payload_left_ > 0) break;
+    if (head_.last)
+      done_ = true;
+    else
+      begin_chunk();
+  }
+  return length;
+}
+
+// ---- The socket ----
+
+Socket::Socket(LinkHost& host, std::shared_ptr<Staging> staging, Stream stream)
+    : host_(host), staging_(std::move(staging)), stream_(std::move(stream)), payload_cursor_(kNothing) {}
+
+void Socket::start() {
+  open_ = true;
+  watched_ = EPOLLIN;
+  host_.loop().watch_on_loop(stream_.fd(), watched_, this);
+}
+
+void Socket::close() {
+  if (!std::exchange(open_, false)) return;
+  host_.loop().unwatch_on_loop(stream_.fd());
+  stream_ = Stream(Fd());
+  discard_payload();
+}
+
+void Socket::fail(const Status& why) {
+  if (!open_) return;
+  close();
+  on_broken(why);
+}
+
+void Socket::on_event(uint32_t events) {
+  const auto self = shared_from_this();
+  try {
+    if ((events & ~uint32_t{EPOLLOUT}) != 0 || stream_.is_tls()) receive();
+    // After an error too: the next write says which.
+    blocked_ = blocked_ && (events & (EPOLLOUT | EPOLLERR | EPOLLHUP)) == 0;
+    send_some();
+    watch_for();
+    come_back();
+  } catch (const Error& error) {
+    fail(error.status());
+  }
+  after_event();
+}
+
+void Socket::flush() {
+  if (!open_) return;
+  try {
+    send_some();
+    watch_for();
+  } catch (const Error& error) {
+    fail(error.status());
+  }
+}
+
+void Socket::watch_for() {
+  const uint32_t wanted = (wants_to_read() ? EPOLLIN : 0u) | (blocked_ ? EPOLLOUT : 0u);
+  if (!open_ || wanted == watched_) return;
+  host_.loop().change_on_loop(stream_.fd(), wanted);
+  watched_ = wanted;
+}
+
+// What TLS has decrypted already, the loop knows nothing of.
+void Socket::come_back() {
+  if (!open_ || !stream_.pending() || !wants_to_read()) return;
+  host_.loop().post([weak = weak_from_this()] {
+    if (const auto self = weak.lock(); self && self->open_) self->on_event(EPOLLIN);
+  });
+}
+
+// ---- Incoming ----
+
+void Socket::expect(uint8_t* base, const View& view, uint64_t position, uint64_t length) {
+  payload_base_ = base;
+  payload_cursor_ = Cursor(view, position);
+  payload_left_ = length;
+  payload_packed_ = view.run() < kPackBelow;
+  if (length == 0) on_payload_end();
+}
+
+// The iovecs for the payload at hand, as far as it is not better packed.
+int Socket::payload_parts(iovec* parts, uint64_t limit, uint64_t* bytes) const {
+  int count = 0;
+  if (payload_base_ == nullptr || payload_packed_) return 0;
+  Cursor cursor = payload_cursor_;
+  limit = std::min(limit, payload_left_);
+  while (*bytes < limit && count < kMaxParts - 1) {
+    const auto run = cursor.next(limit - *bytes);
+    parts[count++] = {payload_base_ + run.offset, run.length};
+    *bytes += run.length;
+  }
+  return count;
+}
+
+void Socket::receive() {
+  uint64_t budget = kEventBytes;
+  bool heard = false;
+  while (budget > 0 && open_ && wants_to_read()) {
+    iovec parts[kMaxParts];
+    uint64_t direct = 0;
+    if (payload_left_ > 0) before_payload();
+    int count = payload_parts(parts, budget, &direct);
+    size_t ahead = 0;
+    if (direct == payload_left_)
+      ahead = read_ahead();
+    else if (direct == 0)
+      ahead = kStagingBytes;
+    if (ahead > 0) parts[count++] = {staging_->in.get(), ahead};
+
+    const auto io = stream_.read(parts, count);
+    if (io.bytes == 0) {
+      if (!io.closed) break;
+      throw Error(MR_PEER_LOST, io.status.ok() ? "the peer closed the data socket" : io.status.text);
+    }
+    heard = true;
+    const uint64_t straight = std::min<uint64_t>(io.bytes, direct);
+    if (straight > 0) {
+      payload_cursor_.seek(payload_cursor_.position() + straight);
+      payload_left_ -= straight;
+      if (payload_left_ == 0) on_payload_end();
+    }
+    feed(staging_->in.get(), io.bytes - straight);
+    budget -= std::min<uint64_t>(budget, io.bytes);
+    if (io.bytes < direct + ahead && !stream_.is_tls()) break;  // the socket is empty, or the loop will say so again
+  }
+  if (heard && open_) host_.heard_on_loop();
+}
+
+void Socket::feed(const uint8_t* data, size_t length) {
+  while (length > 0) {
+    if (payload_left_ > 0) {
+      const size_t part = std::min<uint64_t>(length, payload_left_);
+      if (payload_base_ != nullptr) store(data, part);
+      data += part;
+      length -= part;
+      payload_left_ -= part;
+      if (payload_left_ == 0) on_payload_end();
+      continue;
+    }
+    const size_t part = std::min(length, head_bytes(head_, head_have_) - head_have_);
+    std::memcpy(head_ + head_have_, data, part);
+    head_have_ += part;
+    data += part;
+    length -= part;
+    if (head_have_ < head_bytes(head_, head_have_)) continue;
+    head_have_ = 0;
+    on_head(head_);
+  }
+}
+
+void Socket::store(const uint8_t* data, size_t length) {
+  while (length > 0) {
+    const auto run = payload_cursor_.next(length);
+    std::memcpy(payload_base_ + run.offset, data, run.length);
+    data += run.length;
+    length -= run.length;
+  }
+}
+
+// ---- Sending ----
+
+void Socket::send_some() {
+  uint64_t budget = kEventBytes;
+  while (open_ && !blocked_) {
+    if (stream_.is_tls()) {
+      if (!send_sealed(&budget)) return;
+      continue;
+    }
+    Gather out(staging_->out.get(), budget);
+    gather(out);
+    if (out.bytes() == 0) return;
+    const auto io = stream_.write(out.parts(), out.count());
+    if (io.closed) throw Error(MR_PEER_LOST, io.status.text);
+    sent(io.bytes);
+    budget -= std::min<uint64_t>(budget, io.bytes);
+    // With the budget used up the next round goes on: EPOLLOUT says at once that there is room.
+    blocked_ = io.bytes < out.bytes() || budget == 0;
+  }
+}
+
+// TLS may keep bytes that it didn't count: what it was offered once must not change, so it is offered a copy.
+bool Socket::send_sealed(uint64_t* budget) {
+  if (sealed_sent_ == sealed_.size()) {
+    Gather out(staging_->out.get(), kStagingBytes);
+    gather(out);
+    if (out.bytes() == 0) return false;
+    sealed_.clear();
+    sealed_sent_ = 0;
+    for (int i = 0; i < out.count(); ++i) {
+      const auto* const data = static_cast<const uint8_t*>(out.parts()[i].iov_base);
+      sealed_.insert(sealed_.end(), data, data + out.parts()[i].iov_len);
+    }
+    sent(sealed_.size());
+  }
+  const iovec rest{sealed_.data() + sealed_sent_, sealed_.size() - sealed_sent_};
+  const auto io = stream_.write(&rest, 1);
+  if (io.closed) throw Error(MR_PEER_LOST, io.status.text);
+  sealed_sent_ += io.bytes;
+  *budget -= std::min<uint64_t>(*budget, io.bytes);
+  blocked_ = io.bytes == 0 || *budget == 0;
+  return !blocked_;
+}
+
+}  // namespace mr::tcp

@@ -1,0 +1,146 @@
+// What both ends of a data socket share: heads and payloads in and out of one socket, where payloads go straight between
+// the socket and a view of memory, many runs in one system call. Only runs that are too short for that are packed.
+#pragma once
+
+#include <sys/uio.h>
+
+#include <memory>
+
+#include "lane.h"
+#include "tcp_wire.h"
+
+namespace mr::tcp {
+
+constexpr int kMaxParts = 512;              // of one scatter or gather call; the kernel's own limit is 1024
+constexpr size_t kPackBelow = 256;          // a part of a system call costs about as much as copying that much
+constexpr size_t kStagingBytes = 64 << 10;  // for packed runs
+constexpr size_t kReadAhead = 4 << 10;      // behind a head, where more small things may follow
+constexpr uint64_t kLargePayload = 8 << 10; // is worth a system call of its own to come straight to memory
+constexpr uint64_t kEventBytes = 1u << 20;  // a socket moves about that much each way before others have their turn
+
+// One per link, used within single calls: nothing stays in it.
+struct Staging {
+  std::unique_ptr<uint8_t[]> in{new uint8_t[kStagingBytes]}, out{new uint8_t[kStagingBytes]};
+};
+
+// Collects the parts of one gather call.
+class Gather {
+ public:
+  Gather(uint8_t* staging, uint64_t limit) : staging_(staging), limit_(limit) {}
+
+  // Each returns false once the call is full; what has been added so far stays.
+  bool copy(const void* data, size_t length);
+  bool memory(const uint8_t* base, Cursor cursor, uint64_t length);
+  bool zeros(uint64_t length);
+
+  const iovec* parts() const { return parts_; }
+  int count() const { return count_; }
+  uint64_t bytes() const { return bytes_; }
+
+ private:
+  bool full() const { return count_ == kMaxParts || bytes_ >= limit_; }
+  bool refer(const uint8_t* data, size_t length);
+
+  uint8_t* const staging_;
+  const uint64_t limit_;
+  uint64_t bytes_ = 0;
+  size_t staged_ = 0;
+  int count_ = 0;
+  iovec parts_[kMaxParts];
+};
+
+// Bytes on their way out behind Chunk heads, the last one marked.
+class ChunkSender {
+ public:
+  // Of memory; the view must outlive this.
+  ChunkSender(uint32_t id, const uint8_t* base, const View& view, uint64_t begin, uint64_t length);
+  // Just an end.
+  ChunkSender(uint32_t id, Status end, bool touched);
+
+  bool gather(Gather& out) const;  // false: more may follow once that has been sent
+  size_t sent(size_t length);      // returns what is left of `length`
+  uint32_t id() const { return head_.id; }
+  bool done() const { return done_; }
+  // A chunk has begun that only the memory can fill.
+  bool needs_memory() const { return head_.last == 0 && inside_chunk(); }
+  // Ends with a failure, at the end of the chunk at hand if a part of it has left, else at once.
+  void end_early(Status end);
+  // The memory must not be read any more: zeros fill up the chunk at hand.
+  void lose_memory() { base_ = nullptr; }
+
+ private:
+  void begin_chunk();
+  bool inside_chunk() const { return head_left_ < sizeof head_; }
+
+  Chunk head_;
+  size_t head_left_ = 0;        // of the chunk at hand, not sent
+  uint64_t payload_left_ = 0;   // likewise
+  uint64_t bytes_left_ = 0;     // behind the chunk at hand
+  const uint8_t* base_ = nullptr;
+  Cursor cursor_;
+  Status end_;
+  bool done_ = false;
+};
+
+// A watched socket. The classes derived from it say what heads mean. On the loop.
+class Socket : public Loop::Watcher, public std::enable_shared_from_this<Socket> {
+ public:
+  Socket(LinkHost& host, std::shared_ptr<Staging> staging, Stream stream);
+  virtual ~Socket() = default;
+
+  void start();
+  void flush();  // sends what there is to send, unless the socket is full
+  void close();
+  void fail(const Status& why);  // close, and on_broken
+  bool is_open() const { return open_; }
+
+ protected:
+  // Incoming. A head is complete once it has head_bytes, which may depend on its beginning; errors are thrown.
+  virtual size_t head_bytes(const uint8_t* head, size_t have) const = 0;
+  virtual void on_head(const uint8_t* head) = 0;  // may call expect()
+  virtual void on_payload_end() = 0;
+  virtual void before_payload() {}  // memory is about to be written
+  virtual size_t read_ahead() const = 0;  // how much to ask for behind the payload at hand
+  virtual bool wants_to_read() const { return true; }
+  // The next `length` bytes go to base + view, from its logical `position` on; or nowhere, where base is null.
+  void expect(uint8_t* base, const View& view, uint64_t position, uint64_t length);
+  void discard_payload() { payload_base_ = nullptr; }
+  uint64_t payload_left() const { return payload_left_; }
+
+  // Outgoing, in order: gather tells what comes next and changes nothing, sent says how much of it has left.
+  virtual void gather(Gather& out) = 0;
+  virtual void sent(size_t length) = 0;
+
+  virtual void on_broken(const Status& why) = 0;
+  virtual void after_event() {}
+
+  LinkHost& host_;
+
+ private:
+  void on_event(uint32_t events) override;
+  void receive();
+  int payload_parts(iovec* parts, uint64_t limit, uint64_t* bytes) const;
+  void feed(const uint8_t* data, size_t length);
+  void store(const uint8_t* data, size_t length);
+  void send_some();
+  bool send_sealed(uint64_t* budget);
+  void watch_for();
+  void come_back();
+
+  const std::shared_ptr<Staging> staging_;
+  Stream stream_;
+  bool open_ = false;
+  bool blocked_ = false;   // waits for EPOLLOUT
+  uint32_t watched_ = 0;
+  Bytes sealed_;           // TLS: what has been taken from gather and not yet by the stream
+  size_t sealed_sent_ = 0;
+
+  uint8_t head_[kMaxRequestBytes];
+  size_t head_have_ = 0;
+  uint8_t* payload_base_ = nullptr;
+  Cursor payload_cursor_;
+  uint64_t payload_left_ = 0;
+  bool payload_packed_ = false;
+};
+
+}  // namespace mr::tcp
