@@ -180,9 +180,7 @@ void unpack(const Tensor& source, const std::vector<Tensor>& outs) {
   }
 }
 
-std::string engine_version() {
-  return mr_version();
-}
+std::string engine_version() { return mr_version(); }
 
 }  // namespace
 
@@ -207,6 +205,4 @@ STABLE_TORCH_LIBRARY_IMPL(monarch_rdma, CompositeExplicitAutograd, m) {
 
 // Importing the module registers the ops; it has nothing else in it.
 static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_C", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
-PyMODINIT_FUNC PyInit__C() {
-  return PyModule_Create(&module);
-}
+PyMODINIT_FUNC PyInit__C() { return PyModule_Create(&module); }

@@ -124,7 +124,7 @@ def test_source_distribution_holds_everything(tmp_path: Path) -> None:
 
 def built_tree(tmp_path: Path) -> Path:
     """A copy of the sources to build in, so that this checkout's own build is not touched."""
-    for name in ("setup.py", "pyproject.toml", "README.md", "LICENSE"):
+    for name in ("setup.py", "pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / name)
     for name in ("csrc", "monarch_rdma"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "bin", "__pycache__"))

@@ -54,7 +54,7 @@ std::string show(const T& value) {
   return out.str();
 }
 
-[[noreturn]] inline void fail(const char* file, int line, const std::string& what) {
+[[noreturn]] inline void check_failed(const char* file, int line, const std::string& what) {
   throw CheckFailed(std::string(file) + ":" + std::to_string(line) + ": " + what);
 }
 
@@ -102,29 +102,29 @@ inline int run(int argc, char** argv) {
   static const mr::test::Register register_##name(#name, &test_##name); \
   static void test_##name()
 
-#define CHECK(condition)                                                                    \
-  do {                                                                                      \
-    if (!(condition)) mr::test::fail(__FILE__, __LINE__, "CHECK(" #condition ") is false"); \
+#define CHECK(condition)                                                                            \
+  do {                                                                                              \
+    if (!(condition)) mr::test::check_failed(__FILE__, __LINE__, "CHECK(" #condition ") is false"); \
   } while (false)
 
-#define CHECK_EQ(left, right)                                                                        \
-  do {                                                                                               \
-    const auto& check_left = (left);                                                                 \
-    const auto& check_right = (right);                                                               \
-    if (!mr::test::equal(check_left, check_right)) {                                                 \
-      mr::test::fail(__FILE__, __LINE__,                                                             \
-                     "CHECK_EQ(" #left ", " #right "): " + mr::test::show(check_left) + " is not " + \
-                         mr::test::show(check_right));                                               \
-    }                                                                                                \
+#define CHECK_EQ(left, right)                                                                                \
+  do {                                                                                                       \
+    const auto& check_left = (left);                                                                         \
+    const auto& check_right = (right);                                                                       \
+    if (!mr::test::equal(check_left, check_right)) {                                                         \
+      mr::test::check_failed(__FILE__, __LINE__,                                                             \
+                             "CHECK_EQ(" #left ", " #right "): " + mr::test::show(check_left) + " is not " + \
+                                 mr::test::show(check_right));                                               \
+    }                                                                                                        \
   } while (false)
 
-#define CHECK_THROWS(type, ...)                                                                 \
-  do {                                                                                          \
-    bool check_threw = false;                                                                   \
-    try {                                                                                       \
-      __VA_ARGS__;                                                                              \
-    } catch (const type&) {                                                                     \
-      check_threw = true;                                                                       \
-    }                                                                                           \
-    if (!check_threw) mr::test::fail(__FILE__, __LINE__, #__VA_ARGS__ " did not throw " #type); \
+#define CHECK_THROWS(type, ...)                                                                         \
+  do {                                                                                                  \
+    bool check_threw = false;                                                                           \
+    try {                                                                                               \
+      __VA_ARGS__;                                                                                      \
+    } catch (const type&) {                                                                             \
+      check_threw = true;                                                                               \
+    }                                                                                                   \
+    if (!check_threw) mr::test::check_failed(__FILE__, __LINE__, #__VA_ARGS__ " did not throw " #type); \
   } while (false)
