@@ -57,7 +57,8 @@ class RdmaError(Exception):
         self.sys_errno = sys_errno
         self.remote_state = remote_state
         if sys_errno and isinstance(self, OSError):
-            self.errno = sys_errno
+            as_os_error: OSError = self
+            as_os_error.errno = sys_errno
 
     def __reduce__(self) -> tuple[Any, ...]:
         facts = {name: getattr(self, name) for name in _FACTS}

@@ -6,24 +6,22 @@ import base64
 import json
 import sys
 from collections.abc import Iterable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ..errors import AccessDenied, ConfigError, ProtocolError, RegistrationError
-from .engine import Engine, default_engine, seconds
+from .engine import NEVER, Engine, default_engine, seconds
 from .future import Future
-from .memory import Keep, as_memoryview, as_tensor, bytes_at, memory_of
+from .memory import Keep, as_memoryview, as_tensor, bytes_at, memory_of, note_written, plain_storage
 from .notification import Notifications
 from .region import Region, RemoteRegion, checked_access
 from .transfer import READ, WRITE, match_dst, match_src, move, move_bytes, transfer_flags
 from .view import View, contiguous_strides
 
-if TYPE_CHECKING:
-    import torch
-
 __all__ = ["RDMABuffer"]
 
 _BLOB_VERSION = 1
 _MAX_BLOB = 64 << 10
+_NUMBERS = (int, float)
 _loaded = sys.modules
 
 
@@ -36,9 +34,7 @@ class RDMABuffer:
 
     __slots__ = ("_flat_offset", "_is_tensor", "_nbytes", "_remote", "_torch_dtype", "_view")
 
-    def __init__(
-        self, data: torch.Tensor | memoryview | bytearray | Any, *, access: str = "rw", engine: Engine | None = None
-    ) -> None:
+    def __init__(self, data: Any, *, access: str = "rw", engine: Engine | None = None) -> None:
         """`data`: a CPU tensor, memoryview, bytearray or numpy array. `access`: what peers may do, "rw", "read" or
         "write".
 
@@ -122,7 +118,7 @@ class RDMABuffer:
 
     def read_into(
         self,
-        dst: torch.Tensor | memoryview | bytearray | Any,
+        dst: Any,
         *,
         timeout: float | None = 60,
         strict: bool = False,
@@ -137,34 +133,16 @@ class RDMABuffer:
         Raises at once, before a byte moves: ConfigError, OutOfBounds. The future raises PeerLost, TransferTimeout,
         Cancelled, AccessDenied, OutOfBounds, ResourceExhausted, AuthenticationError or ProtocolError.
         """
-        # The short way: a plain contiguous CPU tensor of the same dtype and size. Every look-up counts here.
-        torch, offset, size = _loaded.get("torch"), self._flat_offset, self._nbytes
-        if (
-            torch is not None
-            and type(dst) is torch.Tensor
-            and dst.dtype is self._torch_dtype
-            and offset >= 0
-            and dst.layout is torch.strided
-            and dst.is_cpu
-            and dst.nbytes == size > 0
-            and dst.is_contiguous()
-            and not (strict or lanes or dst.is_nested or dst.is_conj() or dst.is_neg())
-            and timeout.__class__ is int
-            and 0 <= timeout < 1000000000  # type: ignore[operator]
-        ):
-            storage = dst.untyped_storage()
-            if storage.nbytes() >= size + dst.storage_offset() * dst.element_size():
-                if not dst.is_inference():
-                    torch.autograd.graph.increment_version(dst)
-                return move_bytes(self._remote, READ, dst.data_ptr(), offset, size, timeout, 0, storage)  # type: ignore[arg-type]
-        if torch is not None and self._torch_dtype is None:  # torch came after the buffer
-            self._torch_dtype = getattr(torch, self._view.dtype, None)
+        storage = self._storage_for_short_way(dst, timeout, strict, lanes)
+        if storage is not None:
+            note_written(dst)
+            return self._move_tensor(READ, dst, timeout, storage)
         deadline, flags = seconds(timeout), transfer_flags(strict, lanes)
-        return move(self._remote, READ, match_dst(self._view, dst, "dst"), deadline, flags, None)
+        return move(self._remote, READ, match_dst(self._current_view(), dst, "dst"), deadline, flags, None)
 
     def write_from(
         self,
-        src: torch.Tensor | memoryview | bytearray | Any,
+        src: Any,
         *,
         timeout: float | None = 60,
         strict: bool = False,
@@ -178,10 +156,30 @@ class RDMABuffer:
         after all bytes are visible there. Otherwise as `read_into`; an error's `remote_state` tells what is known of
         the remote bytes.
         """
+        storage = None if notify is not None else self._storage_for_short_way(src, timeout, strict, lanes)
+        if storage is not None:
+            return self._move_tensor(WRITE, src, timeout, storage)
         deadline, flags = seconds(timeout), transfer_flags(strict, lanes)
         if notify is not None and not (type(notify) is int and 0 <= notify < 2**64):
             raise ConfigError(f"notify is {notify!r}, but must be an integer from 0 to 2**64-1")
-        return move(self._remote, WRITE, match_src(self._view, src, "src"), deadline, flags, notify)
+        return move(self._remote, WRITE, match_src(self._current_view(), src, "src"), deadline, flags, notify)
+
+    def _storage_for_short_way(self, tensor: Any, timeout: Any, strict: bool, lanes: Any) -> Any:
+        """The tensor's storage where no closer look is needed; else None. Small transfers cost little but this."""
+        if self._flat_offset < 0 or strict or lanes is not None:
+            return None
+        if timeout.__class__ not in _NUMBERS or not 0 <= timeout < NEVER:
+            return None
+        return plain_storage(tensor, self._torch_dtype, self._nbytes)
+
+    def _move_tensor(self, verb: int, tensor: Any, timeout: Any, storage: Any) -> Future:
+        return move_bytes(self._remote, verb, tensor.data_ptr(), self._flat_offset, self._nbytes, timeout, 0, storage)
+
+    def _current_view(self) -> View:
+        """The view; on the way, notes the torch.dtype where torch was imported after the buffer was made."""
+        if self._torch_dtype is None and "torch" in _loaded:
+            self._torch_dtype = getattr(_loaded["torch"], self._view.dtype, None)
+        return self._view
 
     # --- zero-copy
 

@@ -29,6 +29,7 @@ __all__ = ["Engine", "default_engine", "raise_error", "scratch", "seconds"]
 
 _OPEN, _CLOSED, _FORKED = "open", "closed", "forked"
 NO_DEADLINE = -1.0
+NEVER = 1e9  # seconds from which on a timeout is none
 
 
 class _Scratch(threading.local):
@@ -56,7 +57,7 @@ def seconds(timeout: float | None, argument: str = "timeout") -> float:
         raise ConfigError(
             f"{argument} is {timeout!r}, but must be a number of seconds from 0 on, or None for no deadline"
         )
-    return float(timeout) if timeout < 1e9 else NO_DEADLINE
+    return float(timeout) if timeout < NEVER else NO_DEADLINE
 
 
 # Something of the core that nobody waits for: whether it is over, how to free it, its handle, what it holds until then.
@@ -125,7 +126,7 @@ class Engine:
         if self._state == _FORKED:
             raise ConfigError(
                 f"engine {self.name} belongs to the parent of this process ({os.getpid()}): after a fork, "
-                "create a new engine; default_engine() does"
+                "create a new engine; default_engine() makes it"
             )
         raise ConfigError("the engine is closed")
 
@@ -169,7 +170,7 @@ class Engine:
         return Future(self, op[0], "watch", address, 0, None)
 
     def sweep(self) -> None:
-        """Lets go of what ended unattended: operations and drops that nobody waits for, and regions that peers dropped."""
+        """Lets go of what ended unattended: operations nobody waits for, and regions that peers dropped."""
         for _ in range(len(self.orphans)):
             try:
                 orphan = self.orphans.popleft()

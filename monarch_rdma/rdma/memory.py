@@ -11,18 +11,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._engine import ffi
-from ..errors import ConfigError
+from ..errors import ConfigError, OutOfBounds, ProtocolError
 from .view import View, contiguous_strides
 
 __all__ = ["Keep", "Memory", "as_memoryview", "as_tensor", "bytes_at", "memory_of", "note_written"]
 
 _loaded = sys.modules
 
-# Formats of the struct module, by torch's and numpy's names.
-_FORMATS = {
-    "?": "bool", "c": "uint8", "b": "int8", "B": "uint8", "h": "int16", "H": "uint16", "i": "int32", "I": "uint32",
-    "q": "int64", "Q": "uint64", "n": "int64", "N": "uint64", "e": "float16", "f": "float32", "d": "float64",
-    "Zf": "complex64", "Zd": "complex128", "F": "complex64", "D": "complex128",
+# Letters of the struct module that memoryview.cast knows, by torch's and numpy's names of the types.
+_LETTERS = {
+    "bool": "?", "uint8": "B", "int8": "b", "uint16": "H", "int16": "h", "uint32": "I", "int32": "i",
+    "uint64": "Q", "int64": "q", "float32": "f", "float64": "d",
+}  # fmt: skip
+_FORMATS = {letter: name for name, letter in _LETTERS.items()} | {
+    "c": "uint8", "n": "int64", "N": "uint64", "e": "float16", "Zf": "complex64", "Zd": "complex128",
+    "F": "complex64", "D": "complex128",
 }  # fmt: skip
 
 
@@ -48,34 +51,59 @@ def memory_of(obj: Any, argument: str) -> Memory:
     return _of_buffer(obj, argument)
 
 
-def _of_tensor(torch: Any, tensor: Any, argument: str) -> Memory:
-    what = f"{argument} is a tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype}"
-    if tensor.layout is not torch.strided or tensor.is_nested:
-        raise ConfigError(f"{what} with layout {tensor.layout}: only dense, strided tensors can be moved")
-    if tensor.is_quantized:
-        raise ConfigError(f"{what}: a quantised tensor's bytes mean nothing without its scale; pass tensor.int_repr()")
-    if tensor.device.type == "meta":
-        raise ConfigError(f"{what} on the meta device: it has no memory")
-    if tensor.device.type != "cpu":
-        raise ConfigError(
-            f"{what} on {tensor.device}: this build reaches only the memory of the CPU; pass tensor.cpu()"
-        )
-    if tensor.is_conj() or tensor.is_neg():
-        raise ConfigError(f"{what} that is a lazy conjugate or negative; pass tensor.resolve_conj().resolve_neg()")
-    if type(tensor) not in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) and hasattr(
-        tensor, "__tensor_flatten__"
+def plain_storage(obj: Any, dtype: Any, nbytes: int) -> Any:
+    """The storage of a contiguous CPU tensor of this dtype and size (not 0); None for anything else: see memory_of."""
+    torch = _loaded.get("torch")
+    if (
+        torch is None
+        or type(obj) is not torch.Tensor
+        or obj.dtype is not dtype
+        or obj.layout is not torch.strided
+        or not obj.is_cpu
+        or obj.is_nested
+        or not obj.nbytes == nbytes > 0
+        or not obj.is_contiguous()
+        or obj.is_conj()
+        or obj.is_neg()
     ):
-        raise ConfigError(f"{what} of class {type(tensor).__name__}, which wraps other tensors; pass the one it holds")
+        return None
+    storage = obj.untyped_storage()
+    return storage if storage.nbytes() >= nbytes + obj.storage_offset() * obj.element_size() else None
+
+
+def _of_tensor(torch: Any, tensor: Any, argument: str) -> Memory:
+    if why := _why_unreachable(torch, tensor):
+        raise ConfigError(f"{argument} is a tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype}{why}")
     try:
         storage, address = tensor.untyped_storage(), tensor.data_ptr()
     except (RuntimeError, NotImplementedError) as error:
-        raise ConfigError(f"{what} of class {type(tensor).__name__}: it has no memory of its own") from error
+        raise ConfigError(f"{argument} is a {type(tensor).__name__} that has no memory of its own") from error
     itemsize = tensor.element_size()
-    strides = tuple(stride * itemsize for stride in tensor.stride())
-    view = View(str(tensor.dtype).removeprefix("torch."), itemsize, tuple(tensor.shape), strides)
+    strides = tuple([stride * itemsize for stride in tensor.stride()])
+    view = View(str(tensor.dtype)[6:], itemsize, tuple(tensor.shape), strides)  # without "torch."
     if view.nbytes and (address == 0 or tensor.storage_offset() * itemsize + view.extent > storage.nbytes()):
-        raise ConfigError(f"{what}, but its storage has only {storage.nbytes()} bytes (resized, or never allocated)")
+        raise ConfigError(
+            f"{argument} is a tensor of {view.nbytes} bytes, but its storage has only {storage.nbytes()} "
+            "(it was resized, or never allocated)"
+        )
     return Memory(address, view, True, storage, tensor)
+
+
+def _why_unreachable(torch: Any, tensor: Any) -> str:
+    """Why the tensor's values are not simply in memory of this process; "" where they are."""
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        return f" with layout {tensor.layout}: only dense, strided tensors can be moved"
+    if tensor.is_quantized:
+        return ": a quantised tensor's bytes mean nothing without its scale; pass tensor.int_repr()"
+    if tensor.is_meta:
+        return " on the meta device: it has no memory"
+    if not tensor.is_cpu:
+        return f" on {tensor.device}: this build reaches only the memory of the CPU; pass tensor.cpu()"
+    if tensor.is_conj() or tensor.is_neg():
+        return " that is a lazy conjugate or negative; pass tensor.resolve_conj().resolve_neg()"
+    if type(tensor) is not torch.Tensor and hasattr(tensor, "__tensor_flatten__"):
+        return f" of class {type(tensor).__name__}, which wraps other tensors; pass the one it holds"
+    return ""
 
 
 def _of_array(array: Any, argument: str) -> Memory:
@@ -134,12 +162,15 @@ def as_tensor(data: Any, view: View) -> Any:
     """A tensor over the bytes of a buffer that `view` describes. It keeps the buffer alive."""
     import torch
 
-    dtype = getattr(torch, view.dtype)
+    dtype = getattr(torch, view.dtype, None)
+    if not isinstance(dtype, torch.dtype) or dtype.itemsize != view.itemsize:
+        raise ProtocolError(f"{view.dtype!r} of {view.itemsize} bytes is no dtype of torch {torch.__version__}")
     if view.nbytes == 0:
         return torch.empty(view.shape, dtype=dtype)
+    _check_inside(data, view)
     if any(step % view.itemsize for step in (view.offset, *view.strides)):
         raise ConfigError(
-            f"a tensor of {view.dtype} cannot start at offset {view.offset} with strides {view.strides} (bytes)"
+            f"a {view.dtype} tensor cannot start at byte {view.offset} with strides of {view.strides} bytes"
         )
     storage = torch.frombuffer(data, dtype=torch.uint8).untyped_storage()
     strides = [stride // view.itemsize for stride in view.strides]
@@ -147,16 +178,25 @@ def as_tensor(data: Any, view: View) -> Any:
 
 
 def as_memoryview(data: Any, view: View) -> memoryview:
-    """A memoryview over the bytes of a buffer that `view` describes; of bytes where its dtype has no struct format."""
+    """A memoryview over the bytes of a buffer that `view` describes; of flat bytes where its dtype has no letter."""
+    _check_inside(data, view)
     if not view.is_contiguous:
         import numpy
 
-        return memoryview(numpy.ndarray(view.shape, view.dtype, data, view.offset, view.strides))
+        try:
+            return memoryview(numpy.ndarray(view.shape, view.dtype, data, view.offset, view.strides))
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"a strided memoryview of {view.dtype} cannot be made: {error}") from error
     flat = memoryview(data).cast("B")[view.offset : view.offset + view.nbytes]
-    letter = next((letter for letter, name in _FORMATS.items() if name == view.dtype and len(letter) == 1), "B")
-    if view.dtype == "uint8" or letter in "eFDn" or 0 in view.shape:
-        letter = "B"
-    return flat.cast(letter, view.shape) if view.shape and 0 not in view.shape and letter != "B" else flat
+    letter = _LETTERS.get(view.dtype)
+    if letter is None or 0 in view.shape:
+        return flat
+    return flat.cast(letter, view.shape)  # type: ignore[call-overload,no-any-return]
+
+
+def _check_inside(data: Any, view: View) -> None:
+    if view.offset + view.extent > memoryview(data).nbytes:
+        raise OutOfBounds(f"a view up to byte {view.offset + view.extent} of memory of {memoryview(data).nbytes} bytes")
 
 
 def note_written(tensor: Any) -> None:

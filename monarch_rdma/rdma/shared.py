@@ -46,7 +46,7 @@ def zeros(
         raise ConfigError(f"size is {size!r}, but must be made of integers") from error
     if any(dim < 0 for dim in shape):
         raise ConfigError(f"size is {shape}, but dimensions cannot be negative")
-    tensor = _tensor(shape, dtype or torch.get_default_dtype(), engine or default_engine())
+    tensor: torch.Tensor = _tensor(shape, dtype or torch.get_default_dtype(), engine or default_engine())
     return tensor.requires_grad_(requires_grad)
 
 
@@ -67,7 +67,7 @@ def share(tensor: torch.Tensor, *, engine: Engine | None = None) -> torch.Tensor
     if memory.tensor is None:
         raise ConfigError(f"tensor is a {type(tensor).__name__}, but must be a torch.Tensor")
     with torch.no_grad():
-        copy = _tensor(memory.view.shape, tensor.dtype, engine or default_engine()).copy_(tensor)
+        copy: torch.Tensor = _tensor(memory.view.shape, tensor.dtype, engine or default_engine()).copy_(tensor)
     return copy.requires_grad_(tensor.requires_grad)
 
 

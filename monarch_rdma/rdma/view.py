@@ -33,7 +33,9 @@ def contiguous_strides(shape: tuple[int, ...], itemsize: int) -> tuple[int, ...]
 
 def merge(shape: tuple[int, ...], strides: tuple[int, ...], itemsize: int) -> tuple[int, list[int], list[int]]:
     """The bytes of a contiguous run, and counts and strides in bytes of the dimensions around it, outermost first."""
-    run, counts, steps = itemsize, [], []
+    run = itemsize
+    counts: list[int] = []
+    steps: list[int] = []
     for count, stride in zip(reversed(shape), reversed(strides), strict=True):
         if count == 0:
             return 0, [], []
@@ -137,8 +139,9 @@ class View:
     @classmethod
     def from_json(cls, data: object) -> View:
         """Checks everything: the data came from another process."""
+        fields: Any = data
         try:
-            dtype, itemsize, shape, strides, offset = data  # type: ignore[misc]
+            dtype, itemsize, shape, strides, offset = fields
             numbers = [itemsize, *shape, *strides, offset]
             good = isinstance(dtype, str) and len(dtype) <= 64 and len(shape) == len(strides) <= 64
             good = good and all(type(number) is int and 0 <= number < _MAX_BYTES for number in numbers)
