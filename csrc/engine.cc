@@ -15,65 +15,67 @@ constexpr uint32_t kProtocolVersion = 1;
 const char kVersion[] = "0.1.0";
 
 const std::vector<Home::LaneType>& lane_types() {
-    static const std::vector<Home::LaneType> types = {
-        {"shm", kShmOffer, MR_LANE_SHM, make_shm},
-        {"tcp", kTcpFence, MR_LANE_TCP, make_tcp},
-    };
-    return types;
+  static const std::vector<Home::LaneType> types = {
+      {"shm", kShmOffer, MR_LANE_SHM, make_shm},
+      {"tcp", kTcpFence, MR_LANE_TCP, make_tcp},
+  };
+  return types;
 }
 
 void put_text(char* out, size_t capacity, const std::string& text) {
-    const size_t length = std::min(text.size(), capacity - 1);
-    std::memcpy(out, text.data(), length);
-    out[length] = 0;
+  const size_t length = std::min(text.size(), capacity - 1);
+  std::memcpy(out, text.data(), length);
+  out[length] = 0;
 }
 
 int tell(const Status& status, mr_error* error) {
-    if (error != nullptr) {
-        error->kind = status.kind;
-        error->sys_errno = status.sys_errno;
-        put_text(error->message, sizeof error->message, status.text);
-    }
-    return status.kind;
+  if (error != nullptr) {
+    error->kind = status.kind;
+    error->sys_errno = status.sys_errno;
+    put_text(error->message, sizeof error->message, status.text);
+  }
+  return status.kind;
 }
 
 // No exception crosses the C face.
 template <typename Body>
 int guarded(mr_error* error, Body&& body) {
-    try {
-        body();
-        return MR_OK;
-    } catch (const Error& failure) {
-        return tell(failure.status(), error);
-    } catch (const std::bad_alloc&) {
-        return tell(fail(MR_RESOURCE_EXHAUSTED, "out of memory"), error);
-    } catch (const std::exception& failure) {
-        return tell(fail(MR_CONFIG, failure.what()), error);
-    }
+  try {
+    body();
+    return MR_OK;
+  } catch (const Error& failure) {
+    return tell(failure.status(), error);
+  } catch (const std::bad_alloc&) {
+    return tell(fail(MR_RESOURCE_EXHAUSTED, "out of memory"), error);
+  } catch (const std::exception& failure) {
+    return tell(fail(MR_CONFIG, failure.what()), error);
+  }
 }
 
 uint64_t copy_out(ByteView bytes, uint8_t* out, uint64_t capacity) {
-    if (out != nullptr) std::memcpy(out, bytes.data(), std::min<uint64_t>(bytes.size(), capacity));
-    return bytes.size();
+  if (out != nullptr) std::memcpy(out, bytes.data(), std::min<uint64_t>(bytes.size(), capacity));
+  return bytes.size();
 }
 
 const char* require(const char* text, const char* argument) {
-    if (text == nullptr) throw Error(MR_CONFIG, std::string("argument ") + argument + " is NULL");
-    return text;
+  if (text == nullptr) throw Error(MR_CONFIG, std::string("argument ") + argument + " is NULL");
+  return text;
 }
 
 // Names are resolved here, in the caller's thread: the loop never waits for a name server.
 Address parse_address(const char* text) {
-    Address address = Address::parse(require(text, "address"));
-    addrinfo hints{}, *found = nullptr;
-    hints.ai_socktype = SOCK_STREAM;
-    if (address.tcp.host.empty()) return address;
-    if (const int error = ::getaddrinfo(address.tcp.host.c_str(), nullptr, &hints, &found); error != 0)
-        throw Error(MR_CONFIG, "address \"" + std::string(text) + "\": host \"" + address.tcp.host + "\": " + ::gai_strerror(error));
-    char numeric[256];
-    if (::getnameinfo(found->ai_addr, found->ai_addrlen, numeric, sizeof numeric, nullptr, 0, NI_NUMERICHOST) == 0) address.tcp.host = numeric;
-    ::freeaddrinfo(found);
-    return address;
+  Address address = Address::parse(require(text, "address"));
+  addrinfo hints{}, *found = nullptr;
+  hints.ai_socktype = SOCK_STREAM;
+  if (address.tcp.host.empty()) return address;
+  if (const int error = ::getaddrinfo(address.tcp.host.c_str(), nullptr, &hints, &found); error != 0)
+    throw Error(MR_CONFIG,
+                "address \"" + std::string(text) + "\": host \"" + address.tcp.host + "\": " + ::gai_strerror(error));
+  char numeric[256];
+  if (::getnameinfo(found->ai_addr, found->ai_addrlen, numeric, sizeof numeric, nullptr, 0, NI_NUMERICHOST) == 0)
+    address.tcp.host = numeric;
+  ::freeaddrinfo(found);
+  return address;
 }
 
 }  // namespace
@@ -82,93 +84,100 @@ Address parse_address(const char* text) {
 using namespace mr;
 
 struct mr_engine {
-    std::shared_ptr<Node> node;
+  std::shared_ptr<Node> node;
 };
 
 struct mr_region {
-    std::shared_ptr<Node> node;
-    RegionRef region;
+  std::shared_ptr<Node> node;
+  RegionRef region;
 };
 
 struct mr_remote {
-    std::shared_ptr<Node> node;
-    std::shared_ptr<const RemoteRegion> region;
-    std::shared_ptr<Peer> peer;
+  std::shared_ptr<Node> node;
+  std::shared_ptr<const RemoteRegion> region;
+  std::shared_ptr<Peer> peer;
 };
 
 struct mr_message {
-    std::shared_ptr<Node> node;
-    std::unique_ptr<Message> message;
+  std::shared_ptr<Node> node;
+  std::unique_ptr<Message> message;
 };
 
 namespace {
 
 OpRef make_op(Verb verb, double timeout) {
-    if (std::isnan(timeout)) throw Error(MR_CONFIG, "argument timeout is not a number");
-    auto op = std::make_shared<Op>();
-    op->verb = verb;
-    op->submitted = Clock::now();
-    if (timeout >= 0 && timeout < 1e9) op->deadline = op->submitted + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
-    return op;
+  if (std::isnan(timeout)) throw Error(MR_CONFIG, "argument timeout is not a number");
+  auto op = std::make_shared<Op>();
+  op->verb = verb;
+  op->submitted = Clock::now();
+  if (timeout >= 0 && timeout < 1e9)
+    op->deadline = op->submitted + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
+  return op;
 }
 
 void hand_out(const OpRef& op, mr_op** out) {
-    op->held = op;
-    *out = op.get();
+  op->held = op;
+  *out = op.get();
 }
 
 void demand_right(const RemoteRegion& region, uint32_t right, const char* verb) {
-    if ((region.access & right) != right)
-        throw Error(MR_ACCESS_DENIED, std::string(verb) + " of region " + std::to_string(region.name.id) + " of " + region.owner + ", which does not grant it");
+  if ((region.access & right) != right)
+    throw Error(MR_ACCESS_DENIED, std::string(verb) + " of region " + std::to_string(region.name.id) + " of " +
+                                      region.owner + ", which does not grant it");
 }
 
 void demand_inside(const RemoteRegion& region, const View& view) {
-    if (!view.fits(region.size))
-        throw Error(MR_OUT_OF_BOUNDS, "bytes up to " + std::to_string(view.end()) + " of region " + std::to_string(region.name.id) + " of " + region.owner + ", which has " + std::to_string(region.size));
+  if (!view.fits(region.size))
+    throw Error(MR_OUT_OF_BOUNDS, "bytes up to " + std::to_string(view.end()) + " of region " +
+                                      std::to_string(region.name.id) + " of " + region.owner + ", which has " +
+                                      std::to_string(region.size));
 }
 
 void start_transfer(mr_remote* remote, const OpRef& op, mr_op** out) {
-    demand_right(*remote->region, op->verb == Verb::read ? MR_READ : MR_WRITE, verb_name(op->verb));
-    demand_inside(*remote->region, op->remote_view);
-    if (op->local == nullptr && op->bytes() != 0) throw Error(MR_CONFIG, "argument local is NULL for " + std::to_string(op->bytes()) + " bytes");
-    op->remote = remote->region;
-    remote->node->submit(remote->peer, op);
-    hand_out(op, out);
+  demand_right(*remote->region, op->verb == Verb::read ? MR_READ : MR_WRITE, verb_name(op->verb));
+  demand_inside(*remote->region, op->remote_view);
+  if (op->local == nullptr && op->bytes() != 0)
+    throw Error(MR_CONFIG, "argument local is NULL for " + std::to_string(op->bytes()) + " bytes");
+  op->remote = remote->region;
+  remote->node->submit(remote->peer, op);
+  hand_out(op, out);
 }
 
 Verb transfer_verb(uint32_t verb) {
-    if (verb != MR_READ && verb != MR_WRITE) throw Error(MR_CONFIG, "argument verb = " + std::to_string(verb) + " is neither MR_READ nor MR_WRITE");
-    return verb == MR_READ ? Verb::read : Verb::write;
+  if (verb != MR_READ && verb != MR_WRITE)
+    throw Error(MR_CONFIG, "argument verb = " + std::to_string(verb) + " is neither MR_READ nor MR_WRITE");
+  return verb == MR_READ ? Verb::read : Verb::write;
 }
 
 void start_atomic(mr_remote* remote, Verb verb, uint64_t offset, uint64_t a, uint64_t b, double timeout, mr_op** out) {
-    const auto op = make_op(verb, timeout);
-    op->remote_view = View::contiguous(offset, sizeof(uint64_t));
-    demand_right(*remote->region, MR_READ | MR_WRITE, verb_name(verb));
-    demand_inside(*remote->region, op->remote_view);
-    if ((remote->region->base + offset) % sizeof(uint64_t) != 0)
-        throw Error(MR_OUT_OF_BOUNDS, std::string(verb_name(verb)) + " at offset " + std::to_string(offset) + ", which is not aligned to 8 bytes in the owner's memory");
-    op->remote = remote->region;
-    op->operand[0] = a;
-    op->operand[1] = b;
-    remote->node->submit(remote->peer, op);
-    hand_out(op, out);
+  const auto op = make_op(verb, timeout);
+  op->remote_view = View::contiguous(offset, sizeof(uint64_t));
+  demand_right(*remote->region, MR_READ | MR_WRITE, verb_name(verb));
+  demand_inside(*remote->region, op->remote_view);
+  if ((remote->region->base + offset) % sizeof(uint64_t) != 0)
+    throw Error(MR_OUT_OF_BOUNDS, std::string(verb_name(verb)) + " at offset " + std::to_string(offset) +
+                                      ", which is not aligned to 8 bytes in the owner's memory");
+  op->remote = remote->region;
+  op->operand[0] = a;
+  op->operand[1] = b;
+  remote->node->submit(remote->peer, op);
+  hand_out(op, out);
 }
 
 // An operation that needs no region: connect, watch, lookup.
 OpRef start_plain(mr_engine* engine, const char* address, Verb verb, double timeout, std::string name = {}) {
-    engine->node->check_usable();
-    const auto peer = engine->node->peer_of(parse_address(address));
-    const auto op = make_op(verb, timeout);
-    op->name = std::move(name);
-    op->peer_name = peer->address().name.empty() ? peer->address().tcp.text() : peer->address().name;
-    engine->node->submit(peer, op);
-    return op;
+  engine->node->check_usable();
+  const auto peer = engine->node->peer_of(parse_address(address));
+  const auto op = make_op(verb, timeout);
+  op->name = std::move(name);
+  op->peer_name = peer->address().name.empty() ? peer->address().tcp.text() : peer->address().name;
+  engine->node->submit(peer, op);
+  return op;
 }
 
 void wait_ok(const OpRef& op) {
-    op->wait(-1);
-    if (!op->status().ok()) throw Error(op->status());
+  op->wait(-1);
+  if (!op->status().ok()) throw Error(op->status());
 }
 
 }  // namespace
@@ -180,13 +189,13 @@ uint32_t mr_protocol_version(void) { return kProtocolVersion; }
 void mr_options_default(mr_options* options) { *options = Options::defaults(); }
 
 int mr_engine_create(const mr_options* options, mr_engine** engine, mr_error* error) {
-    return guarded(error, [&] { *engine = new mr_engine{Node::create(Options::from(*options), lane_types())}; });
+  return guarded(error, [&] { *engine = new mr_engine{Node::create(Options::from(*options), lane_types())}; });
 }
 
 void mr_engine_close(mr_engine* engine) {
-    if (engine == nullptr) return;
-    engine->node->close();
-    delete engine;
+  if (engine == nullptr) return;
+  engine->node->close();
+  delete engine;
 }
 
 const char* mr_engine_address(mr_engine* engine) { return engine->node->address().c_str(); }
@@ -194,68 +203,71 @@ const char* mr_engine_name(mr_engine* engine) { return engine->node->self().name
 uint64_t mr_engine_incarnation(mr_engine* engine) { return engine->node->self().incarnation; }
 
 void* mr_shared_alloc(mr_engine* engine, uint64_t size, mr_error* error) {
-    void* address = nullptr;
-    guarded(error, [&] {
-        engine->node->check_usable();
-        address = engine->node->regions().shared_alloc(size);
-    });
-    return address;
+  void* address = nullptr;
+  guarded(error, [&] {
+    engine->node->check_usable();
+    address = engine->node->regions().shared_alloc(size);
+  });
+  return address;
 }
 
 int mr_shared_free(mr_engine* engine, void* address, mr_error* error) {
-    return guarded(error, [&] { engine->node->shared_free(address); });
+  return guarded(error, [&] { engine->node->shared_free(address); });
 }
 
-int mr_region_create(mr_engine* engine, void* address, uint64_t size, uint32_t access, mr_region** region, mr_error* error) {
-    return guarded(error, [&] {
-        engine->node->check_usable();
-        *region = new mr_region{engine->node, engine->node->regions().create(address, size, access)};
-    });
+int mr_region_create(mr_engine* engine, void* address, uint64_t size, uint32_t access, mr_region** region,
+                     mr_error* error) {
+  return guarded(error, [&] {
+    engine->node->check_usable();
+    *region = new mr_region{engine->node, engine->node->regions().create(address, size, access)};
+  });
 }
 
 uint64_t mr_region_descriptor(mr_region* region, uint8_t* out, uint64_t capacity) {
-    const Region& ours = *region->region;
-    RemoteRegion handle;
-    handle.owner = region->node->self().name;
-    handle.incarnation = region->node->self().incarnation;
-    handle.address = region->node->address();
-    handle.name = {ours.id, ours.key};
-    handle.size = ours.size;
-    handle.access = ours.access;
-    handle.base = reinterpret_cast<uintptr_t>(ours.base);
-    handle.slot = ours.slot;
-    handle.shared_id = ours.shared ? ours.shared->id : 0;
-    handle.shared_offset = ours.shared_offset;
-    return copy_out(handle.encode(), out, capacity);
+  const Region& ours = *region->region;
+  RemoteRegion handle;
+  handle.owner = region->node->self().name;
+  handle.incarnation = region->node->self().incarnation;
+  handle.address = region->node->address();
+  handle.name = {ours.id, ours.key};
+  handle.size = ours.size;
+  handle.access = ours.access;
+  handle.base = reinterpret_cast<uintptr_t>(ours.base);
+  handle.slot = ours.slot;
+  handle.shared_id = ours.shared ? ours.shared->id : 0;
+  handle.shared_offset = ours.shared_offset;
+  return copy_out(handle.encode(), out, capacity);
 }
 
 uint64_t mr_region_id(mr_region* region) { return region->region->id; }
 
 int mr_region_notification(mr_region* region, double timeout, uint64_t* value, mr_error* error) {
-    const int got = region->region->next_notification(timeout, value);
-    if (got < 0) tell(fail(-got, "notifications of region " + std::to_string(region->region->id) + ": it was dropped"), error);
-    return got;
+  const int got = region->region->next_notification(timeout, value);
+  if (got < 0)
+    tell(fail(-got, "notifications of region " + std::to_string(region->region->id) + ": it was dropped"), error);
+  return got;
 }
 
 int mr_region_drop(mr_region* region, mr_op** op, mr_error* error) {
-    return guarded(error, [&] {
-        region->node->check_usable();
-        hand_out(region->node->drop(region->region), op);
-    });
+  return guarded(error, [&] {
+    region->node->check_usable();
+    hand_out(region->node->drop(region->region), op);
+  });
 }
 
 int mr_region_dropped(mr_region* region) { return region->region->quiet.load() ? 1 : 0; }
 void mr_region_close(mr_region* region) { delete region; }
 
 int mr_remote_open(mr_engine* engine, const uint8_t* descriptor, uint64_t length, mr_remote** remote, mr_error* error) {
-    return guarded(error, [&] {
-        engine->node->check_usable();
-        auto region = std::make_shared<const RemoteRegion>(RemoteRegion::decode({descriptor, length}));
-        const Address address = Address::parse(region->address);
-        if (address.incarnation != region->incarnation) throw Error(MR_PROTOCOL, "a handle whose address is of another process");
-        auto peer = engine->node->peer_of(address);
-        *remote = new mr_remote{engine->node, std::move(region), std::move(peer)};
-    });
+  return guarded(error, [&] {
+    engine->node->check_usable();
+    auto region = std::make_shared<const RemoteRegion>(RemoteRegion::decode({descriptor, length}));
+    const Address address = Address::parse(region->address);
+    if (address.incarnation != region->incarnation)
+      throw Error(MR_PROTOCOL, "a handle whose address is of another process");
+    auto peer = engine->node->peer_of(address);
+    *remote = new mr_remote{engine->node, std::move(region), std::move(peer)};
+  });
 }
 
 void mr_remote_close(mr_remote* remote) { delete remote; }
@@ -265,216 +277,233 @@ const char* mr_remote_owner(mr_remote* remote) { return remote->region->owner.c_
 uint64_t mr_remote_incarnation(mr_remote* remote) { return remote->region->incarnation; }
 
 const char* mr_remote_lane(mr_remote* remote, double timeout, mr_error* error) {
-    static const char* const known[] = {"local", "shm-mapped", "shm-process_vm", "tcp"};
-    const char* out = "";
-    guarded(error, [&] {
-        const auto op = make_op(Verb::connect, timeout);
-        op->peer_name = remote->region->owner;
-        remote->node->submit(remote->peer, op);
-        wait_ok(op);
-        const std::string lane = remote->peer->lane_name(*remote->region);
-        for (const char* name : known)
-            if (lane == name) out = name;
-        if (*out == 0) throw Error(MR_CONFIG, "no lane reaches region " + std::to_string(remote->region->name.id) + " of " + remote->region->owner);
-    });
-    return out;
+  static const char* const known[] = {"local", "shm-mapped", "shm-process_vm", "tcp"};
+  const char* out = "";
+  guarded(error, [&] {
+    const auto op = make_op(Verb::connect, timeout);
+    op->peer_name = remote->region->owner;
+    remote->node->submit(remote->peer, op);
+    wait_ok(op);
+    const std::string lane = remote->peer->lane_name(*remote->region);
+    for (const char* name : known)
+      if (lane == name) out = name;
+    if (*out == 0)
+      throw Error(MR_CONFIG,
+                  "no lane reaches region " + std::to_string(remote->region->name.id) + " of " + remote->region->owner);
+  });
+  return out;
 }
 
-int mr_transfer(mr_remote* remote, uint32_t verb, void* local, const mr_view* local_view, const mr_view* remote_view, double timeout, uint32_t flags,
-                uint32_t has_notify, uint64_t notify, mr_op** out, mr_error* error) {
-    return guarded(error, [&] {
-        const auto op = make_op(transfer_verb(verb), timeout);
-        op->local = static_cast<uint8_t*>(local);
-        op->local_view = View::from(*local_view);
-        op->remote_view = View::from(*remote_view);
-        if (op->local_view.bytes() != op->remote_view.bytes())
-            throw Error(MR_CONFIG, "the local view has " + std::to_string(op->local_view.bytes()) + " bytes, the remote one " + std::to_string(op->remote_view.bytes()));
-        if ((op->verb == Verb::read ? op->local_view : op->remote_view).overlaps_itself())
-            throw Error(MR_CONFIG, "the destination's view reaches some bytes twice");
-        if (has_notify != 0 && op->verb != Verb::write) throw Error(MR_CONFIG, "argument notify is for writes");
-        op->flags = flags;
-        op->has_notify = has_notify != 0;
-        op->notify = notify;
-        start_transfer(remote, op, out);
-    });
+int mr_transfer(mr_remote* remote, uint32_t verb, void* local, const mr_view* local_view, const mr_view* remote_view,
+                double timeout, uint32_t flags, uint32_t has_notify, uint64_t notify, mr_op** out, mr_error* error) {
+  return guarded(error, [&] {
+    const auto op = make_op(transfer_verb(verb), timeout);
+    op->local = static_cast<uint8_t*>(local);
+    op->local_view = View::from(*local_view);
+    op->remote_view = View::from(*remote_view);
+    if (op->local_view.bytes() != op->remote_view.bytes())
+      throw Error(MR_CONFIG, "the local view has " + std::to_string(op->local_view.bytes()) +
+                                 " bytes, the remote one " + std::to_string(op->remote_view.bytes()));
+    if ((op->verb == Verb::read ? op->local_view : op->remote_view).overlaps_itself())
+      throw Error(MR_CONFIG, "the destination's view reaches some bytes twice");
+    if (has_notify != 0 && op->verb != Verb::write) throw Error(MR_CONFIG, "argument notify is for writes");
+    op->flags = flags;
+    op->has_notify = has_notify != 0;
+    op->notify = notify;
+    start_transfer(remote, op, out);
+  });
 }
 
-int mr_transfer_bytes(mr_remote* remote, uint32_t verb, void* local, uint64_t remote_offset, uint64_t length, double timeout, uint32_t flags, mr_op** out,
-                      mr_error* error) {
-    return guarded(error, [&] {
-        const auto op = make_op(transfer_verb(verb), timeout);
-        op->local = static_cast<uint8_t*>(local);
-        op->local_view = View::contiguous(0, length);
-        op->remote_view = View::contiguous(remote_offset, length);
-        op->flags = flags;
-        start_transfer(remote, op, out);
-    });
+int mr_transfer_bytes(mr_remote* remote, uint32_t verb, void* local, uint64_t remote_offset, uint64_t length,
+                      double timeout, uint32_t flags, mr_op** out, mr_error* error) {
+  return guarded(error, [&] {
+    const auto op = make_op(transfer_verb(verb), timeout);
+    op->local = static_cast<uint8_t*>(local);
+    op->local_view = View::contiguous(0, length);
+    op->remote_view = View::contiguous(remote_offset, length);
+    op->flags = flags;
+    start_transfer(remote, op, out);
+  });
 }
 
 int mr_fetch_add(mr_remote* remote, uint64_t offset, uint64_t add, double timeout, mr_op** op, mr_error* error) {
-    return guarded(error, [&] { start_atomic(remote, Verb::fetch_add, offset, add, 0, timeout, op); });
+  return guarded(error, [&] { start_atomic(remote, Verb::fetch_add, offset, add, 0, timeout, op); });
 }
 
-int mr_compare_and_swap(mr_remote* remote, uint64_t offset, uint64_t compare, uint64_t swap, double timeout, mr_op** op, mr_error* error) {
-    return guarded(error, [&] { start_atomic(remote, Verb::compare_and_swap, offset, compare, swap, timeout, op); });
+int mr_compare_and_swap(mr_remote* remote, uint64_t offset, uint64_t compare, uint64_t swap, double timeout, mr_op** op,
+                        mr_error* error) {
+  return guarded(error, [&] { start_atomic(remote, Verb::compare_and_swap, offset, compare, swap, timeout, op); });
 }
 
 int mr_remote_drop(mr_remote* remote, double timeout, mr_op** out, mr_error* error) {
-    return guarded(error, [&] {
-        const auto op = make_op(Verb::drop, timeout);
-        op->remote = remote->region;
-        remote->node->submit(remote->peer, op);
-        hand_out(op, out);
-    });
+  return guarded(error, [&] {
+    const auto op = make_op(Verb::drop, timeout);
+    op->remote = remote->region;
+    remote->node->submit(remote->peer, op);
+    hand_out(op, out);
+  });
 }
 
 int mr_remote_map(mr_remote* remote, double timeout, void** address, uint32_t* writable, mr_error* error) {
-    return guarded(error, [&] {
-        const auto op = make_op(Verb::map, timeout);
-        op->remote = remote->region;
-        remote->node->submit(remote->peer, op);
-        wait_ok(op);
-        *address = op->mapping->address() + remote->region->shared_offset;
-        *writable = op->mapping->writable() && (remote->region->access & MR_WRITE) != 0 ? 1 : 0;
-        remote->node->keep_mapping(op->mapping, *address);
-    });
+  return guarded(error, [&] {
+    const auto op = make_op(Verb::map, timeout);
+    op->remote = remote->region;
+    remote->node->submit(remote->peer, op);
+    wait_ok(op);
+    *address = op->mapping->address() + remote->region->shared_offset;
+    *writable = op->mapping->writable() && (remote->region->access & MR_WRITE) != 0 ? 1 : 0;
+    remote->node->keep_mapping(op->mapping, *address);
+  });
 }
 
 int mr_remote_unmap(mr_remote* remote, void* address, mr_error* error) {
-    return guarded(error, [&] { remote->node->release_mapping(address); });
+  return guarded(error, [&] { remote->node->release_mapping(address); });
 }
 
 int mr_op_wait(mr_op* op, double timeout) { return op->wait(timeout) ? 1 : 0; }
 int mr_op_done(mr_op* op) { return op->done() ? 1 : 0; }
 
 void mr_op_cancel(mr_op* op) {
-    if (op->done()) return;
-    if (const auto peer = op->peer.lock()) peer->stop(op->shared_from_this(), MR_CANCELLED);
+  if (op->done()) return;
+  if (const auto peer = op->peer.lock()) peer->stop(op->shared_from_this(), MR_CANCELLED);
 }
 
 int mr_op_result(mr_op* op, mr_result* result) {
-    if (!op->done()) return MR_CONFIG;
-    const Status& status = op->status();
-    if (result != nullptr) {
-        result->kind = status.kind;
-        result->sys_errno = status.sys_errno;
-        result->remote_state = op->remote_state;
-        result->chunks = op->chunks.load();
-        result->rails = op->rails.load();
-        result->retries = op->retries.load();
-        result->bytes = status.ok() && (op->verb == Verb::read || op->verb == Verb::write) ? op->bytes() : 0;
-        result->value = op->value;
-        result->seconds = op->seconds();
-        put_text(result->lane, sizeof result->lane, op->lane);
-        put_text(result->skipped, sizeof result->skipped, op->skipped);
-        put_text(result->message, sizeof result->message, status.text);
-    }
-    return status.kind;
+  if (!op->done()) return MR_CONFIG;
+  const Status& status = op->status();
+  if (result != nullptr) {
+    result->kind = status.kind;
+    result->sys_errno = status.sys_errno;
+    result->remote_state = op->remote_state;
+    result->chunks = op->chunks.load();
+    result->rails = op->rails.load();
+    result->retries = op->retries.load();
+    result->bytes = status.ok() && (op->verb == Verb::read || op->verb == Verb::write) ? op->bytes() : 0;
+    result->value = op->value;
+    result->seconds = op->seconds();
+    put_text(result->lane, sizeof result->lane, op->lane);
+    put_text(result->skipped, sizeof result->skipped, op->skipped);
+    put_text(result->message, sizeof result->message, status.text);
+  }
+  return status.kind;
 }
 
 void mr_op_release(mr_op* op) {
-    if (op != nullptr) std::exchange(op->held, nullptr).reset();
+  if (op != nullptr) std::exchange(op->held, nullptr).reset();
 }
 
 int mr_completions_create(mr_engine* engine, mr_completions** queue, mr_error* error) {
-    return guarded(error, [&] {
-        engine->node->check_usable();
-        auto made = std::make_shared<mr_completions>(make_eventfd());
-        made->held = made;
-        *queue = made.get();
-    });
+  return guarded(error, [&] {
+    engine->node->check_usable();
+    auto made = std::make_shared<mr_completions>(make_eventfd());
+    made->held = made;
+    *queue = made.get();
+  });
 }
 
 int mr_completions_fd(mr_completions* queue) { return queue->event.get(); }
 
-int mr_completions_add(mr_completions* queue, mr_op* op, uint64_t tag) { return op->attach(queue->shared_from_this(), tag) ? MR_OK : MR_CONFIG; }
+int mr_completions_add(mr_completions* queue, mr_op* op, uint64_t tag) {
+  return op->attach(queue->shared_from_this(), tag) ? MR_OK : MR_CONFIG;
+}
 
-uint64_t mr_completions_take(mr_completions* queue, uint64_t* tags, uint64_t capacity) { return queue->take(tags, capacity); }
+uint64_t mr_completions_take(mr_completions* queue, uint64_t* tags, uint64_t capacity) {
+  return queue->take(tags, capacity);
+}
 
 void mr_completions_close(mr_completions* queue) {
-    if (queue != nullptr) std::exchange(queue->held, nullptr).reset();
+  if (queue != nullptr) std::exchange(queue->held, nullptr).reset();
 }
 
 int mr_connect(mr_engine* engine, const char* address, double timeout, mr_op** op, mr_error* error) {
-    return guarded(error, [&] { hand_out(start_plain(engine, address, Verb::connect, timeout), op); });
+  return guarded(error, [&] { hand_out(start_plain(engine, address, Verb::connect, timeout), op); });
 }
 
 int mr_watch(mr_engine* engine, const char* address, mr_op** op, mr_error* error) {
-    return guarded(error, [&] { hand_out(start_plain(engine, address, Verb::watch, -1), op); });
+  return guarded(error, [&] { hand_out(start_plain(engine, address, Verb::watch, -1), op); });
 }
 
 int mr_publish(mr_engine* engine, const char* name, const uint8_t* data, uint64_t length, mr_error* error) {
-    return guarded(error, [&] {
-        engine->node->check_usable();
-        engine->node->publish(require(name, "name"), Bytes(data, data + length));
-    });
+  return guarded(error, [&] {
+    engine->node->check_usable();
+    engine->node->publish(require(name, "name"), Bytes(data, data + length));
+  });
 }
 
 int mr_unpublish(mr_engine* engine, const char* name, mr_error* error) {
-    return guarded(error, [&] { engine->node->unpublish(require(name, "name")); });
+  return guarded(error, [&] { engine->node->unpublish(require(name, "name")); });
 }
 
-int mr_lookup(mr_engine* engine, const char* address, const char* name, double timeout, uint8_t* out, uint64_t capacity, uint64_t* length, mr_error* error) {
-    return guarded(error, [&] {
-        const auto op = start_plain(engine, address, Verb::lookup, timeout, require(name, "name"));
-        wait_ok(op);
-        *length = copy_out(op->reply, out, capacity);
-    });
+int mr_lookup(mr_engine* engine, const char* address, const char* name, double timeout, uint8_t* out, uint64_t capacity,
+              uint64_t* length, mr_error* error) {
+  return guarded(error, [&] {
+    const auto op = start_plain(engine, address, Verb::lookup, timeout, require(name, "name"));
+    wait_ok(op);
+    *length = copy_out(op->reply, out, capacity);
+  });
 }
 
-int mr_message_send(mr_engine* engine, const char* address, const uint8_t* data, uint64_t length, double timeout, mr_error* error) {
-    return guarded(error, [&] {
-        const Time start = Clock::now();
-        const Node& node = *engine->node;
-        if (length > const_cast<Node&>(node).options().raw.max_frame_bytes)
-            throw Error(MR_RESOURCE_EXHAUSTED, "a message of " + std::to_string(length) + " bytes is over option max_frame_bytes");
-        const auto connected = start_plain(engine, address, Verb::connect, timeout);
-        wait_ok(connected);
-        const double used = std::chrono::duration<double>(Clock::now() - start).count();
-        const Status status = connected->peer.lock()->send_message({data, length}, timeout < 0 ? -1 : std::max(0.0, timeout - used));
-        if (!status.ok()) throw Error(status.kind, "message of " + std::to_string(length) + " bytes to " + connected->peer_name + ": " + status.text);
-    });
+int mr_message_send(mr_engine* engine, const char* address, const uint8_t* data, uint64_t length, double timeout,
+                    mr_error* error) {
+  return guarded(error, [&] {
+    const Time start = Clock::now();
+    const Node& node = *engine->node;
+    if (length > const_cast<Node&>(node).options().raw.max_frame_bytes)
+      throw Error(MR_RESOURCE_EXHAUSTED,
+                  "a message of " + std::to_string(length) + " bytes is over option max_frame_bytes");
+    const auto connected = start_plain(engine, address, Verb::connect, timeout);
+    wait_ok(connected);
+    const double used = std::chrono::duration<double>(Clock::now() - start).count();
+    const Status status =
+        connected->peer.lock()->send_message({data, length}, timeout < 0 ? -1 : std::max(0.0, timeout - used));
+    if (!status.ok())
+      throw Error(status.kind,
+                  "message of " + std::to_string(length) + " bytes to " + connected->peer_name + ": " + status.text);
+  });
 }
 
 int mr_message_next(mr_engine* engine, double timeout, mr_message** message, mr_error* error) {
-    int got = 0;
-    const int failed = guarded(error, [&] {
-        engine->node->check_usable();
-        auto next = engine->node->next_message(timeout);
-        if (!next) return engine->node->check_usable();
-        *message = new mr_message{engine->node, std::move(next)};
-        got = 1;
-    });
-    return failed != MR_OK ? -failed : got;
+  int got = 0;
+  const int failed = guarded(error, [&] {
+    engine->node->check_usable();
+    auto next = engine->node->next_message(timeout);
+    if (!next) return engine->node->check_usable();
+    *message = new mr_message{engine->node, std::move(next)};
+    got = 1;
+  });
+  return failed != MR_OK ? -failed : got;
 }
 
 const uint8_t* mr_message_data(mr_message* message, uint64_t* length) {
-    *length = message->message->data.size();
-    return message->message->data.data();
+  *length = message->message->data.size();
+  return message->message->data.data();
 }
 
 const char* mr_message_sender(mr_message* message) { return message->message->sender.c_str(); }
 
 void mr_message_free(mr_message* message) {
-    if (message == nullptr) return;
-    message->node->message_read(*message->message);
-    delete message;
+  if (message == nullptr) return;
+  message->node->message_read(*message->message);
+  delete message;
 }
 
 uint64_t mr_engine_counters(mr_engine* engine, char* out, uint64_t capacity) {
-    std::string json = "{";
-    for (const auto& [name, value] : engine->node->counts()) json += (json.size() > 1 ? ", \"" : "\"") + name + "\": " + std::to_string(value);
-    json += "}";
-    if (out != nullptr && capacity > 0) put_text(out, capacity, json);
-    return json.size();
+  std::string json = "{";
+  for (const auto& [name, value] : engine->node->counts())
+    json += (json.size() > 1 ? ", \"" : "\"") + name + "\": " + std::to_string(value);
+  json += "}";
+  if (out != nullptr && capacity > 0) put_text(out, capacity, json);
+  return json.size();
 }
 
-void mr_message_set_handler(mr_engine* engine, mr_message_handler handler, void* context) { engine->node->set_message_handler(handler, context); }
+void mr_message_set_handler(mr_engine* engine, mr_message_handler handler, void* context) {
+  engine->node->set_message_handler(handler, context);
+}
 
 int mr_message_reply(mr_engine* engine, const uint8_t* data, uint64_t length, mr_error* error) {
-    return guarded(error, [&] {
-        if (const Status status = engine->node->reply_message({data, length}); !status.ok()) throw Error(status);
-    });
+  return guarded(error, [&] {
+    if (const Status status = engine->node->reply_message({data, length}); !status.ok()) throw Error(status);
+  });
 }
 
 }  // extern "C"

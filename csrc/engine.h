@@ -7,7 +7,8 @@
  *  - Every function may be called from any thread. None calls back into the caller except through mr_message_handler.
  *  - After fork() the child must not use an engine of its parent: every call returns MR_CONFIG there.
  *
- * The section between the two cffi marks is parsed by the Python binding: plain declarations and integer constants only.
+ * The section between the two cffi marks is parsed by the Python binding: plain declarations and integer constants
+ * only.
  */
 #ifndef MONARCH_RDMA_ENGINE_H
 #define MONARCH_RDMA_ENGINE_H
@@ -67,23 +68,23 @@ typedef struct {
 
 /* Options of one engine; get the defaults from mr_options_default. monarch_rdma/config.py documents each one. */
 typedef struct {
-  const char *name;          /* this process's name; "" = host:pid */
-  const uint8_t *secret;     /* job secret, at least 16 bytes; NULL = random, nobody can join */
+  const char* name;      /* this process's name; "" = host:pid */
+  const uint8_t* secret; /* job secret, at least 16 bytes; NULL = random, nobody can join */
   uint64_t secret_len;
-  const char *listen_host;   /* address or interface name to listen on */
-  const char *advertise_host;/* address told to others; "" = the one listened on */
-  uint32_t port_min, port_max; /* TCP port range; 0,0 = any */
-  uint32_t ip_family;        /* 0 = either, 4, 6 */
-  const char *lanes;         /* comma list of allowed lanes, best first: "shm,tcp" */
-  uint32_t same_host_unix;   /* 1: Unix socket control stream to peers on this host; 0: always TCP with TLS */
-  uint32_t shm_mapped;       /* 1: map the peer's shared memory */
-  uint32_t shm_process_vm;   /* 1: process_vm_readv/writev for memory that is not shared */
-  uint32_t bulk_tls;         /* 1: TLS on tcp lane data sockets too */
-  uint32_t tcp_sockets;      /* data sockets per peer for large transfers */
-  uint32_t copy_threads;     /* threads for large same-host copies; 0 = chosen from the cores */
-  uint64_t max_frame_bytes;  /* largest control frame accepted */
+  const char* listen_host;       /* address or interface name to listen on */
+  const char* advertise_host;    /* address told to others; "" = the one listened on */
+  uint32_t port_min, port_max;   /* TCP port range; 0,0 = any */
+  uint32_t ip_family;            /* 0 = either, 4, 6 */
+  const char* lanes;             /* comma list of allowed lanes, best first: "shm,tcp" */
+  uint32_t same_host_unix;       /* 1: Unix socket control stream to peers on this host; 0: always TCP with TLS */
+  uint32_t shm_mapped;           /* 1: map the peer's shared memory */
+  uint32_t shm_process_vm;       /* 1: process_vm_readv/writev for memory that is not shared */
+  uint32_t bulk_tls;             /* 1: TLS on tcp lane data sockets too */
+  uint32_t tcp_sockets;          /* data sockets per peer for large transfers */
+  uint32_t copy_threads;         /* threads for large same-host copies; 0 = chosen from the cores */
+  uint64_t max_frame_bytes;      /* largest control frame accepted */
   uint64_t message_window_bytes; /* unread message bytes a peer may have outstanding here */
-  uint32_t max_pending_ops;  /* operations in flight per engine */
+  uint32_t max_pending_ops;      /* operations in flight per engine */
   double heartbeat_interval;
   double heartbeat_timeout;
   double connect_timeout;
@@ -92,136 +93,144 @@ typedef struct {
 } mr_options;
 
 typedef struct mr_engine mr_engine;
-typedef struct mr_region mr_region;   /* ours: what others may reach */
-typedef struct mr_remote mr_remote;   /* theirs: an opened handle */
+typedef struct mr_region mr_region; /* ours: what others may reach */
+typedef struct mr_remote mr_remote; /* theirs: an opened handle */
 typedef struct mr_op mr_op;
 typedef struct mr_completions mr_completions;
 
 /* What one operation did. */
 typedef struct {
-  int32_t kind;         /* enum mr_kind */
+  int32_t kind; /* enum mr_kind */
   int32_t sys_errno;
   int32_t remote_state; /* enum mr_remote_state, for writes */
   uint32_t chunks;      /* pieces it was moved in */
   uint32_t rails;       /* sockets, threads or cards that moved bytes */
   uint32_t retries;     /* pieces that were posted again */
   uint64_t bytes;
-  uint64_t value;       /* the old value, for atomics */
-  double seconds;       /* from submission to completion */
-  char lane[16];        /* "shm-mapped", "shm-process_vm", "local", "tcp", "" */
-  char skipped[256];    /* why better lanes were not used */
+  uint64_t value;    /* the old value, for atomics */
+  double seconds;    /* from submission to completion */
+  char lane[16];     /* "shm-mapped", "shm-process_vm", "local", "tcp", "" */
+  char skipped[256]; /* why better lanes were not used */
   char message[1024];
 } mr_result;
 
-const char *mr_version(void);
+const char* mr_version(void);
 uint32_t mr_protocol_version(void);
 
-void mr_options_default(mr_options *options);
-int mr_engine_create(const mr_options *options, mr_engine **engine, mr_error *error);
+void mr_options_default(mr_options* options);
+int mr_engine_create(const mr_options* options, mr_engine** engine, mr_error* error);
 /* Ends every pending operation with MR_CANCELLED, says goodbye to peers, frees everything. Handles die with it. */
-void mr_engine_close(mr_engine *engine);
+void mr_engine_close(mr_engine* engine);
 /* The string another process needs to find this engine (no secret in it); valid until close. */
-const char *mr_engine_address(mr_engine *engine);
-const char *mr_engine_name(mr_engine *engine);
-uint64_t mr_engine_incarnation(mr_engine *engine);
+const char* mr_engine_address(mr_engine* engine);
+const char* mr_engine_name(mr_engine* engine);
+uint64_t mr_engine_incarnation(mr_engine* engine);
 
 /* Memory that peers on this host can map: a sealed memfd, hugepage-friendly, zeroed. NULL on failure. */
-void *mr_shared_alloc(mr_engine *engine, uint64_t size, mr_error *error);
-/* Unmaps. Regions on it must be dropped first (MR_CONFIG otherwise). Peers that still map it keep the pages, not access to ours. */
-int mr_shared_free(mr_engine *engine, void *address, mr_error *error);
+void* mr_shared_alloc(mr_engine* engine, uint64_t size, mr_error* error);
+/* Unmaps. Regions on it must be dropped first (MR_CONFIG otherwise). Peers that still map it keep the pages, not access
+ * to ours. */
+int mr_shared_free(mr_engine* engine, void* address, mr_error* error);
 
 /* Makes [address, address + size) reachable. The caller keeps the memory alive until the drop has completed. */
-int mr_region_create(mr_engine *engine, void *address, uint64_t size, uint32_t access, mr_region **region, mr_error *error);
+int mr_region_create(mr_engine* engine, void* address, uint64_t size, uint32_t access, mr_region** region,
+                     mr_error* error);
 /* The bytes that another process opens with mr_remote_open. Returns the length; copies at most `capacity`. */
-uint64_t mr_region_descriptor(mr_region *region, uint8_t *out, uint64_t capacity);
-uint64_t mr_region_id(mr_region *region);
-/* Next notification that writers attached to this region: 1 = got one, 0 = none within the timeout, negative = -mr_kind. */
-int mr_region_notification(mr_region *region, double timeout, uint64_t *value, mr_error *error);
-/* Ends remote access at once; the operation is done when no access is in flight. MR_TRANSFER_TIMEOUT after drop_timeout:
- * then a peer is still in the memory, and the caller keeps it alive until mr_region_dropped. Again, or after a peer asked
- * for the drop, it is no error. */
-int mr_region_drop(mr_region *region, mr_op **op, mr_error *error);
+uint64_t mr_region_descriptor(mr_region* region, uint8_t* out, uint64_t capacity);
+uint64_t mr_region_id(mr_region* region);
+/* Next notification that writers attached to this region: 1 = got one, 0 = none within the timeout, negative =
+ * -mr_kind. */
+int mr_region_notification(mr_region* region, double timeout, uint64_t* value, mr_error* error);
+/* Ends remote access at once; the operation is done when no access is in flight. MR_TRANSFER_TIMEOUT after
+ * drop_timeout: then a peer is still in the memory, and the caller keeps it alive until mr_region_dropped. Again, or
+ * after a peer asked for the drop, it is no error. */
+int mr_region_drop(mr_region* region, mr_op** op, mr_error* error);
 /* 1 once remote access has ended and the memory is no longer touched (a peer may have dropped it). */
-int mr_region_dropped(mr_region *region);
+int mr_region_dropped(mr_region* region);
 /* Frees the handle, not the region: drop it first. */
-void mr_region_close(mr_region *region);
+void mr_region_close(mr_region* region);
 
-int mr_remote_open(mr_engine *engine, const uint8_t *descriptor, uint64_t length, mr_remote **remote, mr_error *error);
-void mr_remote_close(mr_remote *remote);
-uint64_t mr_remote_size(mr_remote *remote);
-uint32_t mr_remote_access(mr_remote *remote);
-const char *mr_remote_owner(mr_remote *remote);   /* owner's name */
-uint64_t mr_remote_incarnation(mr_remote *remote);
-/* The lane a transfer would take now: connects if needed, within the timeout. Static string, "" with *error set if none. */
-const char *mr_remote_lane(mr_remote *remote, double timeout, mr_error *error);
+int mr_remote_open(mr_engine* engine, const uint8_t* descriptor, uint64_t length, mr_remote** remote, mr_error* error);
+void mr_remote_close(mr_remote* remote);
+uint64_t mr_remote_size(mr_remote* remote);
+uint32_t mr_remote_access(mr_remote* remote);
+const char* mr_remote_owner(mr_remote* remote); /* owner's name */
+uint64_t mr_remote_incarnation(mr_remote* remote);
+/* The lane a transfer would take now: connects if needed, within the timeout. Static string, "" with *error set if
+ * none. */
+const char* mr_remote_lane(mr_remote* remote, double timeout, mr_error* error);
 
 /* Starts one transfer between local memory (local_view relative to `local`) and the remote region.
  * Both views must have the same number of bytes. verb is MR_READ or MR_WRITE. The caller keeps `local` alive until
  * the operation is done. For a write, has_notify posts `notify` to the region after all its bytes are visible there. */
-int mr_transfer(mr_remote *remote, uint32_t verb, void *local, const mr_view *local_view, const mr_view *remote_view,
-                double timeout, uint32_t flags, uint32_t has_notify, uint64_t notify, mr_op **op, mr_error *error);
+int mr_transfer(mr_remote* remote, uint32_t verb, void* local, const mr_view* local_view, const mr_view* remote_view,
+                double timeout, uint32_t flags, uint32_t has_notify, uint64_t notify, mr_op** op, mr_error* error);
 /* The same for one contiguous range. */
-int mr_transfer_bytes(mr_remote *remote, uint32_t verb, void *local, uint64_t remote_offset, uint64_t length,
-                      double timeout, uint32_t flags, mr_op **op, mr_error *error);
+int mr_transfer_bytes(mr_remote* remote, uint32_t verb, void* local, uint64_t remote_offset, uint64_t length,
+                      double timeout, uint32_t flags, mr_op** op, mr_error* error);
 /* 64-bit, offset a multiple of 8; the old value is in the result. */
-int mr_fetch_add(mr_remote *remote, uint64_t offset, uint64_t add, double timeout, mr_op **op, mr_error *error);
-int mr_compare_and_swap(mr_remote *remote, uint64_t offset, uint64_t compare, uint64_t swap, double timeout, mr_op **op, mr_error *error);
+int mr_fetch_add(mr_remote* remote, uint64_t offset, uint64_t add, double timeout, mr_op** op, mr_error* error);
+int mr_compare_and_swap(mr_remote* remote, uint64_t offset, uint64_t compare, uint64_t swap, double timeout, mr_op** op,
+                        mr_error* error);
 /* Asks the owner to drop the region. */
-int mr_remote_drop(mr_remote *remote, double timeout, mr_op **op, mr_error *error);
-/* Maps the region's memory here: *address is valid until mr_remote_unmap. Only for memory from mr_shared_alloc on this host. */
-int mr_remote_map(mr_remote *remote, double timeout, void **address, uint32_t *writable, mr_error *error);
-int mr_remote_unmap(mr_remote *remote, void *address, mr_error *error);
+int mr_remote_drop(mr_remote* remote, double timeout, mr_op** op, mr_error* error);
+/* Maps the region's memory here: *address is valid until mr_remote_unmap. Only for memory from mr_shared_alloc on this
+ * host. */
+int mr_remote_map(mr_remote* remote, double timeout, void** address, uint32_t* writable, mr_error* error);
+int mr_remote_unmap(mr_remote* remote, void* address, mr_error* error);
 
 /* Waits: 1 = done, 0 = not done within the timeout. */
-int mr_op_wait(mr_op *op, double timeout);
-int mr_op_done(mr_op *op);
+int mr_op_wait(mr_op* op, double timeout);
+int mr_op_done(mr_op* op);
 /* Asks for an early end. Once the operation is done (wait for it), its local destination is not written any more. */
-void mr_op_cancel(mr_op *op);
+void mr_op_cancel(mr_op* op);
 /* Kind of a done operation; fills *result if not NULL. MR_CONFIG if it is not done. */
-int mr_op_result(mr_op *op, mr_result *result);
-void mr_op_release(mr_op *op);
+int mr_op_result(mr_op* op, mr_result* result);
+void mr_op_release(mr_op* op);
 
 /* A queue of finished operations with a file descriptor that is readable while it is not empty (for asyncio). */
-int mr_completions_create(mr_engine *engine, mr_completions **queue, mr_error *error);
-int mr_completions_fd(mr_completions *queue);
+int mr_completions_create(mr_engine* engine, mr_completions** queue, mr_error* error);
+int mr_completions_fd(mr_completions* queue);
 /* Puts `tag` into the queue when op is done (at once if it is). One queue per operation. */
-int mr_completions_add(mr_completions *queue, mr_op *op, uint64_t tag);
+int mr_completions_add(mr_completions* queue, mr_op* op, uint64_t tag);
 /* Takes up to `capacity` tags; returns how many. */
-uint64_t mr_completions_take(mr_completions *queue, uint64_t *tags, uint64_t capacity);
-void mr_completions_close(mr_completions *queue);
+uint64_t mr_completions_take(mr_completions* queue, uint64_t* tags, uint64_t capacity);
+void mr_completions_close(mr_completions* queue);
 
 /* Connects to an engine by its address; the operation is done when both sides have proved membership. */
-int mr_connect(mr_engine *engine, const char *address, double timeout, mr_op **op, mr_error *error);
+int mr_connect(mr_engine* engine, const char* address, double timeout, mr_op** op, mr_error* error);
 /* An operation that ends only when the peer is lost (or it is cancelled): heartbeats run while it is pending. */
-int mr_watch(mr_engine *engine, const char *address, mr_op **op, mr_error *error);
+int mr_watch(mr_engine* engine, const char* address, mr_op** op, mr_error* error);
 
 /* Names: a blob published under a name is served by the engine's own thread. */
-int mr_publish(mr_engine *engine, const char *name, const uint8_t *data, uint64_t length, mr_error *error);
-int mr_unpublish(mr_engine *engine, const char *name, mr_error *error);
-/* Fetches a blob: waits for it. Returns MR_OK and the length in *length; copies at most capacity bytes. MR_CONFIG if there is no such name. */
-int mr_lookup(mr_engine *engine, const char *address, const char *name, double timeout, uint8_t *out, uint64_t capacity,
-              uint64_t *length, mr_error *error);
+int mr_publish(mr_engine* engine, const char* name, const uint8_t* data, uint64_t length, mr_error* error);
+int mr_unpublish(mr_engine* engine, const char* name, mr_error* error);
+/* Fetches a blob: waits for it. Returns MR_OK and the length in *length; copies at most capacity bytes. MR_CONFIG if
+ * there is no such name. */
+int mr_lookup(mr_engine* engine, const char* address, const char* name, double timeout, uint8_t* out, uint64_t capacity,
+              uint64_t* length, mr_error* error);
 
 /* Messages: ordered bytes to a peer's engine, with back-pressure (waits while the peer has a full window unread). */
-int mr_message_send(mr_engine *engine, const char *address, const uint8_t *data, uint64_t length, double timeout, mr_error *error);
-/* Takes the next message from anyone: 1 = got one, 0 = none within the timeout, negative = -mr_kind. The bytes are freed
- * by mr_message_free; *sender (same lifetime) is the sender's address. */
+int mr_message_send(mr_engine* engine, const char* address, const uint8_t* data, uint64_t length, double timeout,
+                    mr_error* error);
+/* Takes the next message from anyone: 1 = got one, 0 = none within the timeout, negative = -mr_kind. The bytes are
+ * freed by mr_message_free; *sender (same lifetime) is the sender's address. */
 typedef struct mr_message mr_message;
-int mr_message_next(mr_engine *engine, double timeout, mr_message **message, mr_error *error);
-const uint8_t *mr_message_data(mr_message *message, uint64_t *length);
-const char *mr_message_sender(mr_message *message);
-void mr_message_free(mr_message *message);
+int mr_message_next(mr_engine* engine, double timeout, mr_message** message, mr_error* error);
+const uint8_t* mr_message_data(mr_message* message, uint64_t* length);
+const char* mr_message_sender(mr_message* message);
+void mr_message_free(mr_message* message);
 
 /* Counters since creation, as a JSON object (operations by lane, bytes, retries, peers, regions, loop wake-ups). */
-uint64_t mr_engine_counters(mr_engine *engine, char *out, uint64_t capacity);
+uint64_t mr_engine_counters(mr_engine* engine, char* out, uint64_t capacity);
 
 /* cffi: end */
 
 /* Called on the loop thread instead of queueing for mr_message_next; must not block. */
-typedef void (*mr_message_handler)(void *context, const char *sender, const uint8_t *data, uint64_t length);
-void mr_message_set_handler(mr_engine *engine, mr_message_handler handler, void *context);
+typedef void (*mr_message_handler)(void* context, const char* sender, const uint8_t* data, uint64_t length);
+void mr_message_set_handler(mr_engine* engine, mr_message_handler handler, void* context);
 /* Like mr_message_send, from inside a handler: replies to the sender of the message being handled; never waits. */
-int mr_message_reply(mr_engine *engine, const uint8_t *data, uint64_t length, mr_error *error);
+int mr_message_reply(mr_engine* engine, const uint8_t* data, uint64_t length, mr_error* error);
 
 #pragma GCC visibility pop
 #ifdef __cplusplus

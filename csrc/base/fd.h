@@ -9,25 +9,25 @@
 namespace mr {
 
 class Fd {
-   public:
-    Fd() = default;
-    explicit Fd(int fd);
-    Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
-    Fd& operator=(Fd&& other) noexcept {
-        if (this != &other) {
-            reset();
-            fd_ = std::exchange(other.fd_, -1);
-        }
-        return *this;
+ public:
+  Fd() = default;
+  explicit Fd(int fd);
+  Fd(Fd&& other) noexcept : fd_(std::exchange(other.fd_, -1)) {}
+  Fd& operator=(Fd&& other) noexcept {
+    if (this != &other) {
+      reset();
+      fd_ = std::exchange(other.fd_, -1);
     }
-    ~Fd() { reset(); }
+    return *this;
+  }
+  ~Fd() { reset(); }
 
-    int get() const { return fd_; }
-    bool valid() const { return fd_ >= 0; }
-    void reset();
+  int get() const { return fd_; }
+  bool valid() const { return fd_ >= 0; }
+  void reset();
 
-   private:
-    int fd_ = -1;
+ private:
+  int fd_ = -1;
 };
 
 // True in the process that called it first for `owner_pid`; false in a forked child of it. No system call.

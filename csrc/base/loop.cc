@@ -84,9 +84,7 @@ Loop::Loop(std::string thread_name) : name_(std::move(thread_name)), pid_(this_p
   thread_ = start_without_signals([this] { thread_main(); });
 }
 
-Loop::~Loop() {
-  stop();
-}
+Loop::~Loop() { stop(); }
 
 void Loop::stop() {
   if (!thread_) return;

@@ -372,6 +372,7 @@ Tls::Io Tls::handshake() {
       io = self.end;
     } else {
       self.up = true;
+      self.drained = false;  // the first data may have come along with the last of the handshake
       OPENSSL_cleanse(self.key.data(), self.key.size());
     }
   }

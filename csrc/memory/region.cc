@@ -22,208 +22,231 @@ std::string region_text(uint64_t id) { return "region " + std::to_string(id); }
 Key Key::random() { return Key{{random_u64(), random_u64()}}; }
 
 Mapping::Mapping(int fd, uint64_t size, bool writable) : size_(size), writable_(writable) {
-    void* at = ::mmap(nullptr, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
-    if (at == MAP_FAILED) throw Error(MR_REGISTRATION, "can't map " + std::to_string(size) + " bytes of shared memory", errno);
-    address_ = static_cast<uint8_t*>(at);
-    // Huge pages are a wish: refused where the kernel has none for shared memory.
-    if (size >= kHugePage) (void)::madvise(at, size, MADV_HUGEPAGE);
+  void* at = ::mmap(nullptr, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
+  if (at == MAP_FAILED)
+    throw Error(MR_REGISTRATION, "can't map " + std::to_string(size) + " bytes of shared memory", errno);
+  address_ = static_cast<uint8_t*>(at);
+  // Huge pages are a wish: refused where the kernel has none for shared memory.
+  if (size >= kHugePage) (void)::madvise(at, size, MADV_HUGEPAGE);
 }
 
 Mapping::~Mapping() { ::munmap(address_, size_); }
 
 SharedMemory::SharedMemory(uint64_t id, uint64_t size)
-    : id(id), fd(make_memfd("monarch_rdma", size)), fd_read_only(reopen_read_only(fd.get())), mapping(fd.get(), size, true) {}
+    : id(id),
+      fd(make_memfd("monarch_rdma", size)),
+      fd_read_only(reopen_read_only(fd.get())),
+      mapping(fd.get(), size, true) {}
 
 Region::Region(uint64_t id, Key key, uint8_t* base, uint64_t size, uint32_t access, uint32_t slot,
                std::shared_ptr<SharedMemory> shared, uint64_t shared_offset)
-    : id(id), key(key), base(base), size(size), access(access), slot(slot), shared(std::move(shared)), shared_offset(shared_offset) {}
+    : id(id),
+      key(key),
+      base(base),
+      size(size),
+      access(access),
+      slot(slot),
+      shared(std::move(shared)),
+      shared_offset(shared_offset) {}
 
 void Region::notify(uint64_t value) {
-    std::lock_guard guard(lock_);
-    notifications_.push_back(value);
-    arrived_.notify_one();
+  std::lock_guard guard(lock_);
+  notifications_.push_back(value);
+  arrived_.notify_one();
 }
 
 int Region::next_notification(double timeout, uint64_t* value) {
-    std::unique_lock guard(lock_);
-    const auto ready = [this] { return !notifications_.empty() || dropped.load(); };
-    if (timeout < 0)
-        arrived_.wait(guard, ready);
-    else
-        arrived_.wait_for(guard, std::chrono::duration<double>(timeout), ready);
-    if (notifications_.empty()) return dropped.load() ? -MR_ACCESS_DENIED : 0;
-    *value = notifications_.front();
-    notifications_.pop_front();
-    return 1;
+  std::unique_lock guard(lock_);
+  const auto ready = [this] { return !notifications_.empty() || dropped.load(); };
+  if (timeout < 0)
+    arrived_.wait(guard, ready);
+  else
+    arrived_.wait_for(guard, std::chrono::duration<double>(timeout), ready);
+  if (notifications_.empty()) return dropped.load() ? -MR_ACCESS_DENIED : 0;
+  *value = notifications_.front();
+  notifications_.pop_front();
+  return 1;
 }
 
 void Region::wake_waiters() {
-    std::lock_guard guard(lock_);
-    arrived_.notify_all();
+  std::lock_guard guard(lock_);
+  arrived_.notify_all();
 }
 
 Bytes RemoteRegion::encode() const {
-    Writer out;
-    out.put(kHandleVersion).text(owner).put(incarnation).text(address);
-    out.put(name.id).put(name.key.word[0]).put(name.key.word[1]);
-    out.put(size).put(access).put(base).put(slot).put(shared_id).put(shared_offset);
-    return out.take();
+  Writer out;
+  out.put(kHandleVersion).text(owner).put(incarnation).text(address);
+  out.put(name.id).put(name.key.word[0]).put(name.key.word[1]);
+  out.put(size).put(access).put(base).put(slot).put(shared_id).put(shared_offset);
+  return out.take();
 }
 
 RemoteRegion RemoteRegion::decode(ByteView bytes) {
-    Reader in(bytes);
-    if (const int version = in.get<uint8_t>(); version != kHandleVersion)
-        throw Error(MR_PROTOCOL, "a handle of version " + std::to_string(version) + ", this library reads version " + std::to_string(kHandleVersion));
-    RemoteRegion out;
-    out.owner = in.text(kMaxText);
-    out.incarnation = in.get<uint64_t>();
-    out.address = in.text(kMaxText);
-    out.name.id = in.get<uint64_t>();
-    out.name.key.word[0] = in.get<uint64_t>();
-    out.name.key.word[1] = in.get<uint64_t>();
-    out.size = in.get<uint64_t>();
-    out.access = in.get<uint32_t>();
-    out.base = in.get<uint64_t>();
-    out.slot = in.get<uint32_t>();
-    out.shared_id = in.get<uint64_t>();
-    out.shared_offset = in.get<uint64_t>();
-    in.end();
-    if (out.slot >= kBoardSlots) throw Error(MR_PROTOCOL, "a handle with board slot " + std::to_string(out.slot));
-    if (out.size > std::numeric_limits<uint64_t>::max() - out.base || out.size > std::numeric_limits<uint64_t>::max() - out.shared_offset)
-        throw Error(MR_PROTOCOL, "a handle whose range overflows 64 bits");
-    return out;
+  Reader in(bytes);
+  if (const int version = in.get<uint8_t>(); version != kHandleVersion)
+    throw Error(MR_PROTOCOL, "a handle of version " + std::to_string(version) + ", this library reads version " +
+                                 std::to_string(kHandleVersion));
+  RemoteRegion out;
+  out.owner = in.text(kMaxText);
+  out.incarnation = in.get<uint64_t>();
+  out.address = in.text(kMaxText);
+  out.name.id = in.get<uint64_t>();
+  out.name.key.word[0] = in.get<uint64_t>();
+  out.name.key.word[1] = in.get<uint64_t>();
+  out.size = in.get<uint64_t>();
+  out.access = in.get<uint32_t>();
+  out.base = in.get<uint64_t>();
+  out.slot = in.get<uint32_t>();
+  out.shared_id = in.get<uint64_t>();
+  out.shared_offset = in.get<uint64_t>();
+  in.end();
+  if (out.slot >= kBoardSlots) throw Error(MR_PROTOCOL, "a handle with board slot " + std::to_string(out.slot));
+  if (out.size > std::numeric_limits<uint64_t>::max() - out.base ||
+      out.size > std::numeric_limits<uint64_t>::max() - out.shared_offset)
+    throw Error(MR_PROTOCOL, "a handle whose range overflows 64 bits");
+  return out;
 }
 
 RegionTable::RegionTable()
-    : next_id_(random_u64() >> 16), board_fd_(make_memfd("monarch_rdma board", kBoardSlots * sizeof(BoardSlot))),
+    : next_id_(random_u64() >> 16),
+      board_fd_(make_memfd("monarch_rdma board", kBoardSlots * sizeof(BoardSlot))),
       board_(std::make_unique<Mapping>(board_fd_.get(), kBoardSlots * sizeof(BoardSlot), true)) {}
 
 RegionTable::~RegionTable() {
-    // Peers keep their mapping of the board: tell them that nothing on it lives.
-    for (auto& [id, region] : regions_) slot(region->slot).live_id.store(0);
+  // Peers keep their mapping of the board: tell them that nothing on it lives.
+  for (auto& [id, region] : regions_) slot(region->slot).live_id.store(0);
 }
 
 void* RegionTable::shared_alloc(uint64_t size) {
-    if (size == 0) throw Error(MR_CONFIG, "shared memory of 0 bytes");
-    if (size > std::numeric_limits<uint64_t>::max() - kHugePage) throw Error(MR_CONFIG, "shared memory of " + std::to_string(size) + " bytes");
-    const uint64_t unit = size >= kHugePage ? kHugePage : 4096;
-    std::lock_guard guard(lock_);
-    auto memory = std::make_shared<SharedMemory>(next_shared_id_++, (size + unit - 1) / unit * unit);
-    void* address = memory->mapping.address();
-    shared_.emplace(reinterpret_cast<uintptr_t>(address), std::move(memory));
-    return address;
+  if (size == 0) throw Error(MR_CONFIG, "shared memory of 0 bytes");
+  if (size > std::numeric_limits<uint64_t>::max() - kHugePage)
+    throw Error(MR_CONFIG, "shared memory of " + std::to_string(size) + " bytes");
+  const uint64_t unit = size >= kHugePage ? kHugePage : 4096;
+  std::lock_guard guard(lock_);
+  auto memory = std::make_shared<SharedMemory>(next_shared_id_++, (size + unit - 1) / unit * unit);
+  void* address = memory->mapping.address();
+  shared_.emplace(reinterpret_cast<uintptr_t>(address), std::move(memory));
+  return address;
 }
 
 uint64_t RegionTable::shared_free(void* address) {
-    std::shared_ptr<SharedMemory> memory;
-    std::lock_guard guard(lock_);
-    auto found = shared_.find(reinterpret_cast<uintptr_t>(address));
-    if (found == shared_.end()) throw Error(MR_CONFIG, "the address is not of shared memory of this engine");
-    if (found->second->num_regions != 0)
-        throw Error(MR_CONFIG, "shared memory with " + std::to_string(found->second->num_regions) + " regions that are not dropped");
-    memory = std::move(found->second);
-    shared_.erase(found);
-    return memory->id;
+  std::shared_ptr<SharedMemory> memory;
+  std::lock_guard guard(lock_);
+  auto found = shared_.find(reinterpret_cast<uintptr_t>(address));
+  if (found == shared_.end()) throw Error(MR_CONFIG, "the address is not of shared memory of this engine");
+  if (found->second->num_regions != 0)
+    throw Error(MR_CONFIG,
+                "shared memory with " + std::to_string(found->second->num_regions) + " regions that are not dropped");
+  memory = std::move(found->second);
+  shared_.erase(found);
+  return memory->id;
 }
 
 std::shared_ptr<SharedMemory> RegionTable::shared_by_id(uint64_t id) {
-    std::lock_guard guard(lock_);
-    for (auto& [address, memory] : shared_)
-        if (memory->id == id) return memory;
-    return nullptr;
+  std::lock_guard guard(lock_);
+  for (auto& [address, memory] : shared_)
+    if (memory->id == id) return memory;
+  return nullptr;
 }
 
 std::shared_ptr<SharedMemory> RegionTable::shared_at_locked(const void* address, uint64_t size) {
-    const auto at = reinterpret_cast<uintptr_t>(address);
-    auto found = shared_.upper_bound(at);
-    if (found == shared_.begin()) return nullptr;
-    --found;
-    const uint64_t offset = at - found->first, whole = found->second->mapping.size();
-    return offset <= whole && size <= whole - offset ? found->second : nullptr;
+  const auto at = reinterpret_cast<uintptr_t>(address);
+  auto found = shared_.upper_bound(at);
+  if (found == shared_.begin()) return nullptr;
+  --found;
+  const uint64_t offset = at - found->first, whole = found->second->mapping.size();
+  return offset <= whole && size <= whole - offset ? found->second : nullptr;
 }
 
 RegionRef RegionTable::create(void* base, uint64_t size, uint32_t access) {
-    if (access == 0 || (access & ~(MR_READ | MR_WRITE)) != 0) throw Error(MR_CONFIG, "access " + std::to_string(access) + " is not read, write or both");
-    if (base == nullptr && size != 0) throw Error(MR_REGISTRATION, "a null address with " + std::to_string(size) + " bytes");
-    if (size > std::numeric_limits<uintptr_t>::max() - reinterpret_cast<uintptr_t>(base))
-        throw Error(MR_REGISTRATION, "a range of " + std::to_string(size) + " bytes that leaves the address space");
-    std::lock_guard guard(lock_);
-    if (free_slots_.empty() && next_slot_ == kBoardSlots)
-        throw Error(MR_RESOURCE_EXHAUSTED, std::to_string(kBoardSlots) + " regions are in use; drop some first");
-    uint32_t index;
-    if (free_slots_.empty()) {
-        index = next_slot_++;
-    } else {
-        index = free_slots_.back();
-        free_slots_.pop_back();
-    }
-    auto shared = shared_at_locked(base, size);
-    const uint64_t shared_offset = shared ? static_cast<uint8_t*>(base) - shared->mapping.address() : 0;
-    if (shared) ++shared->num_regions;
-    auto region = std::make_shared<Region>(next_id_++, Key::random(), static_cast<uint8_t*>(base), size, access, index, std::move(shared), shared_offset);
-    BoardSlot& line = slot(index);
-    line.key[0].store(region->key.word[0]);
-    line.key[1].store(region->key.word[1]);
-    line.base.store(reinterpret_cast<uintptr_t>(base));
-    line.size.store(size);
-    line.access.store(access);
-    line.live_id.store(region->id);
-    regions_.emplace(region->id, region);
-    return region;
+  if (access == 0 || (access & ~(MR_READ | MR_WRITE)) != 0)
+    throw Error(MR_CONFIG, "access " + std::to_string(access) + " is not read, write or both");
+  if (base == nullptr && size != 0)
+    throw Error(MR_REGISTRATION, "a null address with " + std::to_string(size) + " bytes");
+  if (size > std::numeric_limits<uintptr_t>::max() - reinterpret_cast<uintptr_t>(base))
+    throw Error(MR_REGISTRATION, "a range of " + std::to_string(size) + " bytes that leaves the address space");
+  std::lock_guard guard(lock_);
+  if (free_slots_.empty() && next_slot_ == kBoardSlots)
+    throw Error(MR_RESOURCE_EXHAUSTED, std::to_string(kBoardSlots) + " regions are in use; drop some first");
+  uint32_t index;
+  if (free_slots_.empty()) {
+    index = next_slot_++;
+  } else {
+    index = free_slots_.back();
+    free_slots_.pop_back();
+  }
+  auto shared = shared_at_locked(base, size);
+  const uint64_t shared_offset = shared ? static_cast<uint8_t*>(base) - shared->mapping.address() : 0;
+  if (shared) ++shared->num_regions;
+  auto region = std::make_shared<Region>(next_id_++, Key::random(), static_cast<uint8_t*>(base), size, access, index,
+                                         std::move(shared), shared_offset);
+  BoardSlot& line = slot(index);
+  line.key[0].store(region->key.word[0]);
+  line.key[1].store(region->key.word[1]);
+  line.base.store(reinterpret_cast<uintptr_t>(base));
+  line.size.store(size);
+  line.access.store(access);
+  line.live_id.store(region->id);
+  regions_.emplace(region->id, region);
+  return region;
 }
 
 RegionRef RegionTable::find(const RegionName& name, uint32_t right) {
-    std::lock_guard guard(lock_);
-    auto found = regions_.find(name.id);
-    // One sentence for "unknown" and "wrong key": a guesser learns nothing.
-    if (found == regions_.end() || !found->second->key.equals_constant_time(name.key))
-        throw Error(MR_ACCESS_DENIED, region_text(name.id) + " was dropped or never granted");
-    if ((found->second->access & right) != right)
-        throw Error(MR_ACCESS_DENIED, region_text(name.id) + " does not grant " + (right == MR_READ ? "read" : right == MR_WRITE ? "write" : "read and write"));
-    return found->second;
+  std::lock_guard guard(lock_);
+  auto found = regions_.find(name.id);
+  // One sentence for "unknown" and "wrong key": a guesser learns nothing.
+  if (found == regions_.end() || !found->second->key.equals_constant_time(name.key))
+    throw Error(MR_ACCESS_DENIED, region_text(name.id) + " was dropped or never granted");
+  if ((found->second->access & right) != right)
+    throw Error(MR_ACCESS_DENIED, region_text(name.id) + " does not grant " +
+                                      (right == MR_READ    ? "read"
+                                       : right == MR_WRITE ? "write"
+                                                           : "read and write"));
+  return found->second;
 }
 
 RegionRef RegionTable::find(const RegionName& name, uint32_t right, const View& view) {
-    RegionRef region = find(name, right);
-    if (!view.fits(region->size))
-        throw Error(MR_OUT_OF_BOUNDS, "bytes up to " + std::to_string(view.end()) + " of " + region_text(name.id) + ", which has " + std::to_string(region->size));
-    return region;
+  RegionRef region = find(name, right);
+  if (!view.fits(region->size))
+    throw Error(MR_OUT_OF_BOUNDS, "bytes up to " + std::to_string(view.end()) + " of " + region_text(name.id) +
+                                      ", which has " + std::to_string(region->size));
+  return region;
 }
 
 RegionRef RegionTable::end_access(uint64_t id) {
-    std::lock_guard guard(lock_);
-    auto found = regions_.find(id);
-    if (found == regions_.end()) return nullptr;
-    RegionRef region = std::move(found->second);
-    regions_.erase(found);
-    slot(region->slot).live_id.store(0, std::memory_order_seq_cst);
-    region->dropped.store(true);
-    region->wake_waiters();
-    return region;
+  std::lock_guard guard(lock_);
+  auto found = regions_.find(id);
+  if (found == regions_.end()) return nullptr;
+  RegionRef region = std::move(found->second);
+  regions_.erase(found);
+  slot(region->slot).live_id.store(0, std::memory_order_seq_cst);
+  region->dropped.store(true);
+  region->wake_waiters();
+  return region;
 }
 
 std::vector<RegionRef> RegionTable::end_all() {
-    std::vector<uint64_t> ids;
-    {
-        std::lock_guard guard(lock_);
-        for (const auto& [id, region] : regions_) ids.push_back(id);
-    }
-    std::vector<RegionRef> ended;
-    for (const uint64_t id : ids)
-        if (auto region = end_access(id)) ended.push_back(std::move(region));
-    return ended;
+  std::vector<uint64_t> ids;
+  {
+    std::lock_guard guard(lock_);
+    for (const auto& [id, region] : regions_) ids.push_back(id);
+  }
+  std::vector<RegionRef> ended;
+  for (const uint64_t id : ids)
+    if (auto region = end_access(id)) ended.push_back(std::move(region));
+  return ended;
 }
 
 void RegionTable::release(const RegionRef& region) {
-    std::lock_guard guard(lock_);
-    if (region->quiet.exchange(true)) return;
-    free_slots_.push_back(region->slot);
-    if (region->shared) --region->shared->num_regions;
+  std::lock_guard guard(lock_);
+  if (region->quiet.exchange(true)) return;
+  free_slots_.push_back(region->slot);
+  if (region->shared) --region->shared->num_regions;
 }
 
 uint64_t RegionTable::count() {
-    std::lock_guard guard(lock_);
-    return regions_.size();
+  std::lock_guard guard(lock_);
+  return regions_.size();
 }
 
 }  // namespace mr

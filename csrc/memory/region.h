@@ -20,43 +20,43 @@
 namespace mr {
 
 struct Key {
-    uint64_t word[2] = {0, 0};
-    static Key random();
-    bool equals_constant_time(const Key& other) const {
-        return ((word[0] ^ other.word[0]) | (word[1] ^ other.word[1])) == 0;
-    }
+  uint64_t word[2] = {0, 0};
+  static Key random();
+  bool equals_constant_time(const Key& other) const {
+    return ((word[0] ^ other.word[0]) | (word[1] ^ other.word[1])) == 0;
+  }
 };
 
 // A mapping of a whole memfd; unmapped by the last owner.
 class Mapping {
-   public:
-    Mapping(int fd, uint64_t size, bool writable);  // throws MR_REGISTRATION
-    ~Mapping();
-    Mapping(const Mapping&) = delete;
-    Mapping& operator=(const Mapping&) = delete;
-    uint8_t* address() const { return address_; }
-    uint64_t size() const { return size_; }
-    bool writable() const { return writable_; }
+ public:
+  Mapping(int fd, uint64_t size, bool writable);  // throws MR_REGISTRATION
+  ~Mapping();
+  Mapping(const Mapping&) = delete;
+  Mapping& operator=(const Mapping&) = delete;
+  uint8_t* address() const { return address_; }
+  uint64_t size() const { return size_; }
+  bool writable() const { return writable_; }
 
-   private:
-    uint8_t* address_;
-    uint64_t size_;
-    bool writable_;
+ private:
+  uint8_t* address_;
+  uint64_t size_;
+  bool writable_;
 };
 
 // One line of the board, in memory shared with peers on this host (they map it read-only).
 // Cooperative: members of the job trust each other; see docs/security.md.
 struct alignas(64) BoardSlot {
-    std::atomic<uint64_t> live_id;  // the region's id while it may be used, else 0. Ids are never used twice.
-    std::atomic<uint64_t> key[2];
-    std::atomic<uint64_t> base, size, access;
+  std::atomic<uint64_t> live_id;  // the region's id while it may be used, else 0. Ids are never used twice.
+  std::atomic<uint64_t> key[2];
+  std::atomic<uint64_t> base, size, access;
 };
 
 // What a peer writes down before it touches our memory by itself, and wipes after (a hazard pointer, across processes).
 // One ledger a link, made by the accessing side, mapped read-only by the owner; gone with the link, so a killed reader
 // holds nobody up.
 struct alignas(64) LedgerEntry {
-    std::atomic<uint64_t> region_id;
+  std::atomic<uint64_t> region_id;
 };
 constexpr uint32_t kLedgerEntries = 64;
 
@@ -64,101 +64,101 @@ constexpr uint32_t kBoardSlots = 1u << 20;
 
 // Memory from mr_shared_alloc.
 struct SharedMemory {
-    SharedMemory(uint64_t id, uint64_t size);
+  SharedMemory(uint64_t id, uint64_t size);
 
-    const uint64_t id;  // never used twice in this process
-    Fd fd, fd_read_only;
-    Mapping mapping;
-    uint32_t num_regions = 0;  // under the table's lock
+  const uint64_t id;  // never used twice in this process
+  Fd fd, fd_read_only;
+  Mapping mapping;
+  uint32_t num_regions = 0;  // under the table's lock
 };
 
 class Region {
-   public:
-    const uint64_t id;
-    const Key key;
-    uint8_t* const base;
-    const uint64_t size;
-    const uint32_t access;
-    const uint32_t slot;
-    const std::shared_ptr<SharedMemory> shared;  // null for memory that is not from mr_shared_alloc
-    const uint64_t shared_offset;
+ public:
+  const uint64_t id;
+  const Key key;
+  uint8_t* const base;
+  const uint64_t size;
+  const uint32_t access;
+  const uint32_t slot;
+  const std::shared_ptr<SharedMemory> shared;  // null for memory that is not from mr_shared_alloc
+  const uint64_t shared_offset;
 
-    std::atomic<bool> dropped{false};   // remote access has ended
-    std::atomic<bool> quiet{false};     // and the memory is not touched any more
+  std::atomic<bool> dropped{false};  // remote access has ended
+  std::atomic<bool> quiet{false};    // and the memory is not touched any more
 
-    // Notifications, in order of arrival.
-    void notify(uint64_t value);
-    int next_notification(double timeout, uint64_t* value);  // 1, 0, or -MR_ACCESS_DENIED once dropped and empty
-    void wake_waiters();
+  // Notifications, in order of arrival.
+  void notify(uint64_t value);
+  int next_notification(double timeout, uint64_t* value);  // 1, 0, or -MR_ACCESS_DENIED once dropped and empty
+  void wake_waiters();
 
-    Region(uint64_t id, Key key, uint8_t* base, uint64_t size, uint32_t access, uint32_t slot,
-           std::shared_ptr<SharedMemory> shared, uint64_t shared_offset);
+  Region(uint64_t id, Key key, uint8_t* base, uint64_t size, uint32_t access, uint32_t slot,
+         std::shared_ptr<SharedMemory> shared, uint64_t shared_offset);
 
-   private:
-    std::mutex lock_;
-    std::condition_variable arrived_;
-    std::deque<uint64_t> notifications_;
+ private:
+  std::mutex lock_;
+  std::condition_variable arrived_;
+  std::deque<uint64_t> notifications_;
 };
 using RegionRef = std::shared_ptr<Region>;
 
 // How others name a region: goes into handles and requests.
 struct RegionName {
-    uint64_t id = 0;
-    Key key;
+  uint64_t id = 0;
+  Key key;
 };
 
 // Their region: everything a reader must know, without asking the owner.
 struct RemoteRegion {
-    std::string owner;          // name
-    uint64_t incarnation = 0;   // of the owner's process
-    std::string address;        // where the owner's engine listens
-    RegionName name;
-    uint64_t size = 0;
-    uint32_t access = 0;
-    uint64_t base = 0;          // address in the owner's process, for process_vm
-    uint32_t slot = 0;          // on the owner's board
-    uint64_t shared_id = 0;     // 0: not shared memory
-    uint64_t shared_offset = 0;
+  std::string owner;         // name
+  uint64_t incarnation = 0;  // of the owner's process
+  std::string address;       // where the owner's engine listens
+  RegionName name;
+  uint64_t size = 0;
+  uint32_t access = 0;
+  uint64_t base = 0;       // address in the owner's process, for process_vm
+  uint32_t slot = 0;       // on the owner's board
+  uint64_t shared_id = 0;  // 0: not shared memory
+  uint64_t shared_offset = 0;
 
-    Bytes encode() const;
-    static RemoteRegion decode(ByteView bytes);  // throws MR_PROTOCOL
+  Bytes encode() const;
+  static RemoteRegion decode(ByteView bytes);  // throws MR_PROTOCOL
 };
 
 // All regions and shared memories of one engine. Thread safe.
 class RegionTable {
-   public:
-    RegionTable();
-    ~RegionTable();
+ public:
+  RegionTable();
+  ~RegionTable();
 
-    void* shared_alloc(uint64_t size);
-    uint64_t shared_free(void* address);  // its id; MR_CONFIG where unknown or in use
-    std::shared_ptr<SharedMemory> shared_by_id(uint64_t id);
+  void* shared_alloc(uint64_t size);
+  uint64_t shared_free(void* address);  // its id; MR_CONFIG where unknown or in use
+  std::shared_ptr<SharedMemory> shared_by_id(uint64_t id);
 
-    RegionRef create(void* base, uint64_t size, uint32_t access);
-    // The region if the name is known, the key right and `right` granted; else throws MR_ACCESS_DENIED.
-    RegionRef find(const RegionName& name, uint32_t right);
-    // find, and the view must lie inside: MR_OUT_OF_BOUNDS.
-    RegionRef find(const RegionName& name, uint32_t right, const View& view);
-    // No access begins after this returns. Accesses in flight are the caller's business. Null where it is gone already.
-    RegionRef end_access(uint64_t id);
-    std::vector<RegionRef> end_all();
-    void release(const RegionRef& region);  // after the last access: gives back the slot and the shared memory
+  RegionRef create(void* base, uint64_t size, uint32_t access);
+  // The region if the name is known, the key right and `right` granted; else throws MR_ACCESS_DENIED.
+  RegionRef find(const RegionName& name, uint32_t right);
+  // find, and the view must lie inside: MR_OUT_OF_BOUNDS.
+  RegionRef find(const RegionName& name, uint32_t right, const View& view);
+  // No access begins after this returns. Accesses in flight are the caller's business. Null where it is gone already.
+  RegionRef end_access(uint64_t id);
+  std::vector<RegionRef> end_all();
+  void release(const RegionRef& region);  // after the last access: gives back the slot and the shared memory
 
-    int board_fd() const { return board_fd_.get(); }
-    uint64_t count();
+  int board_fd() const { return board_fd_.get(); }
+  uint64_t count();
 
-   private:
-    std::shared_ptr<SharedMemory> shared_at_locked(const void* address, uint64_t size);
-    BoardSlot& slot(uint32_t index) { return reinterpret_cast<BoardSlot*>(board_->address())[index]; }
+ private:
+  std::shared_ptr<SharedMemory> shared_at_locked(const void* address, uint64_t size);
+  BoardSlot& slot(uint32_t index) { return reinterpret_cast<BoardSlot*>(board_->address())[index]; }
 
-    std::mutex lock_;
-    std::unordered_map<uint64_t, RegionRef> regions_;
-    std::map<uintptr_t, std::shared_ptr<SharedMemory>> shared_;  // by address
-    std::vector<uint32_t> free_slots_;
-    uint32_t next_slot_ = 0;
-    uint64_t next_id_, next_shared_id_ = 1;
-    Fd board_fd_;
-    std::unique_ptr<Mapping> board_;
+  std::mutex lock_;
+  std::unordered_map<uint64_t, RegionRef> regions_;
+  std::map<uintptr_t, std::shared_ptr<SharedMemory>> shared_;  // by address
+  std::vector<uint32_t> free_slots_;
+  uint32_t next_slot_ = 0;
+  uint64_t next_id_, next_shared_id_ = 1;
+  Fd board_fd_;
+  std::unique_ptr<Mapping> board_;
 };
 
 }  // namespace mr

@@ -15,84 +15,85 @@ constexpr uint32_t kMagic = 0x4d44524d;  // "MRDM"
 constexpr uint64_t kMaxHelloBytes = 16384;
 
 struct Frame {
-    uint16_t type = 0;
-    uint64_t id = 0;        // of a request; a kReply carries the request's. 0: no reply wanted
-    ByteView payload;       // valid during the call
-    std::vector<Fd> fds;
+  uint16_t type = 0;
+  uint64_t id = 0;   // of a request; a kReply carries the request's. 0: no reply wanted
+  ByteView payload;  // valid during the call
+  std::vector<Fd> fds;
 };
 
 class ControlStream : public Loop::Watcher, public std::enable_shared_from_this<ControlStream> {
+ public:
+  class Handler {
    public:
-    class Handler {
-       public:
-        virtual void on_up(ControlStream& stream) = 0;
-        virtual void on_frame(ControlStream& stream, Frame& frame) = 0;  // may throw Error: closes the stream
-        // Last call. Ok status: the other side closed it.
-        virtual void on_closed(ControlStream& stream, const Status& status) = 0;
+    virtual void on_up(ControlStream& stream) = 0;
+    virtual void on_frame(ControlStream& stream, Frame& frame) = 0;  // may throw Error: closes the stream
+    // Last call. Ok status: the other side closed it.
+    virtual void on_closed(ControlStream& stream, const Status& status) = 0;
 
-       protected:
-        ~Handler() = default;
-    };
+   protected:
+    ~Handler() = default;
+  };
 
-    // `self` is what we tell; the initiator speaks first. Starts with start_on_loop.
-    ControlStream(Loop& loop, const Options& options, const PeerInfo& self, Stream stream, bool initiator, Handler* handler);
-    ~ControlStream();
+  // `self` is what we tell; the initiator speaks first. Starts with start_on_loop.
+  ControlStream(Loop& loop, const Options& options, const PeerInfo& self, Stream stream, bool initiator,
+                Handler* handler);
+  ~ControlStream();
 
-    void start_on_loop();
-    void set_handler_on_loop(Handler* handler) { handler_ = handler; }
-    void send_on_loop(uint16_t type, uint64_t id, ByteView payload, const Fd* pass_fd = nullptr);
-    // Tells the handler, once. With a text the peer is told why.
-    void close_on_loop(const Status& status, bool say_why);
+  void start_on_loop();
+  void set_handler_on_loop(Handler* handler) { handler_ = handler; }
+  void send_on_loop(uint16_t type, uint64_t id, ByteView payload, const Fd* pass_fd = nullptr);
+  // Tells the handler, once. With a text the peer is told why.
+  void close_on_loop(const Status& status, bool say_why);
 
-    bool up() const { return state_ == State::up; }
-    bool closed() const { return state_ == State::closed; }
-    const PeerInfo& info() const { return info_; }
-    uint64_t session_id() const { return session_id_; }
-    const Digest& session_key() const { return session_key_; }
-    uint64_t queued_bytes() const { return queued_bytes_; }
+  bool up() const { return state_ == State::up; }
+  bool closed() const { return state_ == State::closed; }
+  const PeerInfo& info() const { return info_; }
+  uint64_t session_id() const { return session_id_; }
+  const Digest& session_key() const { return session_key_; }
+  uint64_t queued_bytes() const { return queued_bytes_; }
 
-   private:
-    enum class State { tls, hello, proof, up, closed };
-    struct Out {
-        Bytes bytes;
-        size_t sent = 0;
-        Fd pass;
-    };
+ private:
+  enum class State { tls, hello, proof, up, closed };
+  struct Out {
+    Bytes bytes;
+    size_t sent = 0;
+    Fd pass;
+  };
 
-    void on_event(uint32_t events) override;
-    void handshake_on_loop();
-    bool read_on_loop();   // false: nothing more now
-    void parse_on_loop();
-    void on_frame_on_loop(Frame& frame);
-    void on_hello_on_loop(Frame& frame);
-    void on_hello_reply_on_loop(Frame& frame);
-    void on_hello_proof_on_loop(Frame& frame);
-    void establish_on_loop(ByteView client, ByteView server);
-    void become_up_on_loop();
-    void flush_on_loop();
-    void want_on_loop();
-    Bytes own_hello() const;
-    void read_hello(Reader& in);
+  void on_event(uint32_t events) override;
+  void handshake_on_loop();
+  bool read_on_loop();  // false: nothing more now
+  void parse_on_loop();
+  void on_frame_on_loop(Frame& frame);
+  void on_hello_on_loop(Frame& frame);
+  void on_hello_reply_on_loop(Frame& frame);
+  void on_hello_proof_on_loop(Frame& frame);
+  void establish_on_loop(ByteView client, ByteView server);
+  void become_up_on_loop();
+  void flush_on_loop();
+  void want_on_loop();
+  Bytes own_hello() const;
+  void read_hello(Reader& in);
 
-    Loop& loop_;
-    const Options& options_;
-    const PeerInfo& self_;
-    Stream stream_;
-    const bool initiator_;
-    Handler* handler_;
-    State state_ = State::tls;
-    PeerInfo info_;
-    Bytes hello_;   // ours, as sent
-    Digest session_key_{};
-    uint64_t session_id_ = 0;
-    Loop::TimerId deadline_{};
-    Bytes in_;
-    size_t in_begin_ = 0, in_end_ = 0;
-    std::vector<Fd> fds_;
-    std::deque<Out> out_;
-    uint64_t queued_bytes_ = 0;
-    bool watched_ = false;
-    uint32_t watching_ = 0;
+  Loop& loop_;
+  const Options& options_;
+  const PeerInfo& self_;
+  Stream stream_;
+  const bool initiator_;
+  Handler* handler_;
+  State state_ = State::tls;
+  PeerInfo info_;
+  Bytes hello_;  // ours, as sent
+  Digest session_key_{};
+  uint64_t session_id_ = 0;
+  Loop::TimerId deadline_{};
+  Bytes in_;
+  size_t in_begin_ = 0, in_end_ = 0;
+  std::vector<Fd> fds_;
+  std::deque<Out> out_;
+  uint64_t queued_bytes_ = 0;
+  bool watched_ = false;
+  uint32_t watching_ = 0;
 };
 
 void encode_info(const PeerInfo& info, Writer& out);

@@ -19,77 +19,90 @@ constexpr int kUnavailable = -1;
 
 // Types of control frames. Each lane has its own hundred.
 enum FrameType : uint16_t {
-    kHello = 1, kHelloReply, kHelloProof,  // before the stream is up
-    kReply, kPing, kPong, kBye, kNotify, kAtomic, kDrop, kLookup, kMessage, kCredit,
-    kShmOffer = 100, kShmMap, kShmGone,
-    kTcpFence = 200,
+  kHello = 1,
+  kHelloReply,
+  kHelloProof,  // before the stream is up
+  kReply,
+  kPing,
+  kPong,
+  kBye,
+  kNotify,
+  kAtomic,
+  kDrop,
+  kLookup,
+  kMessage,
+  kCredit,
+  kShmOffer = 100,
+  kShmMap,
+  kShmGone,
+  kTcpFence = 200,
 };
 
 struct Reply {
-    Status status;
-    Bytes payload;
-    Fd fd;
+  Status status;
+  Bytes payload;
+  Fd fd;
 };
 
 // What a process tells about itself in the hello.
 struct PeerInfo {
-    std::string name;
-    uint64_t incarnation = 0;
-    std::string boot_id;  // same boot_id: same host
-    std::string address;
-    std::string lanes;    // that it offers
-    std::vector<HostPort> tcp;  // where its data sockets are accepted
-    bool bulk_tls = false;
-    uint64_t message_window = 0;  // unread message bytes it accepts from one peer
-    int pid = 0;          // from the kernel, in our pid namespace; 0 where unknown
-    bool over_unix = false;
+  std::string name;
+  uint64_t incarnation = 0;
+  std::string boot_id;  // same boot_id: same host
+  std::string address;
+  std::string lanes;          // that it offers
+  std::vector<HostPort> tcp;  // where its data sockets are accepted
+  bool bulk_tls = false;
+  uint64_t message_window = 0;  // unread message bytes it accepts from one peer
+  int pid = 0;                  // from the kernel, in our pid namespace; 0 where unknown
+  bool over_unix = false;
 };
 
 // What a link may ask of its peer and engine. On the loop unless said otherwise.
 class LinkHost {
-   public:
-    virtual Loop& loop() = 0;
-    virtual RegionTable& regions() = 0;
-    virtual const Options& options() = 0;
-    virtual const PeerInfo& info() = 0;
-    virtual uint64_t session_id() = 0;        // of the control stream of our operations
-    virtual Digest session_key() = 0;
-    virtual void send_on_loop(uint16_t type, Bytes payload, const Fd* pass_fd = nullptr) = 0;
-    // The reply comes exactly once, with MR_PEER_LOST at the latest when the stream ends.
-    virtual void request_on_loop(uint16_t type, Bytes payload, std::function<void(Reply)> on_reply) = 0;
-    virtual void heard_on_loop() = 0;          // bytes arrived: the peer is alive
-    // Any thread. Ends the link's part of the operation; exactly once for each start.
-    virtual void on_done(const OpRef& op, Status status) = 0;
-    virtual void count(const char* counter, uint64_t amount) = 0;  // any thread
+ public:
+  virtual Loop& loop() = 0;
+  virtual RegionTable& regions() = 0;
+  virtual const Options& options() = 0;
+  virtual const PeerInfo& info() = 0;
+  virtual uint64_t session_id() = 0;  // of the control stream of our operations
+  virtual Digest session_key() = 0;
+  virtual void send_on_loop(uint16_t type, Bytes payload, const Fd* pass_fd = nullptr) = 0;
+  // The reply comes exactly once, with MR_PEER_LOST at the latest when the stream ends.
+  virtual void request_on_loop(uint16_t type, Bytes payload, std::function<void(Reply)> on_reply) = 0;
+  virtual void heard_on_loop() = 0;  // bytes arrived: the peer is alive
+  // Any thread. Ends the link's part of the operation; exactly once for each start.
+  virtual void on_done(const OpRef& op, Status status) = 0;
+  virtual void count(const char* counter, uint64_t amount) = 0;  // any thread
 
-   protected:
-    ~LinkHost() = default;
+ protected:
+  ~LinkHost() = default;
 };
 
 class Link {
-   public:
-    virtual ~Link() = default;
-    virtual const char* lane() const = 0;  // "shm", "tcp", "local"
+ public:
+  virtual ~Link() = default;
+  virtual const char* lane() const = 0;  // "shm", "tcp", "local"
 
-    // Any thread. The reason why it can't carry this operation, or "".
-    virtual std::string refuses(const Op& op) const = 0;
-    // Any thread. Carries out a small operation at once and reports to on_done before it returns; false if it is not
-    // small or not possible right now, and then nothing has happened.
-    virtual bool try_inline(const OpRef& op) = 0;
-    // On the loop. Starts a read or write; it ends in one LinkHost::on_done, from any thread, perhaps inside this call.
-    virtual void start_on_loop(const OpRef& op) = 0;
-    // On the loop. op->stop_kind is set: ends it soon. After on_done its local memory is not touched.
-    virtual void stop_on_loop(const OpRef& op) = 0;
-    // On the loop. The peer is gone: ends all with `why`. Never used again, but other threads may still be inside.
-    virtual void close_on_loop(const Status& why) = 0;
-    // On the loop. Control frames of this lane. reply is sent back where the frame was a request.
-    virtual void on_frame_on_loop(uint16_t type, Reader& in, std::vector<Fd>& fds, Reply& reply) = 0;
-    // Any thread. Is the peer inside this region of ours right now (owner's side)?
-    virtual bool touches(uint64_t region_id) const = 0;
-    // On the loop. For Verb::map: puts the mapping of the region's shared memory into op->mapping, then on_done.
-    virtual void map_on_loop(const OpRef& op) = 0;
-    // The lane's name for this operation, more exact than lane(): "shm-mapped".
-    virtual const char* lane_for(const RemoteRegion& remote) const = 0;
+  // Any thread. The reason why it can't carry this operation, or "".
+  virtual std::string refuses(const Op& op) const = 0;
+  // Any thread. Carries out a small operation at once and reports to on_done before it returns; false if it is not
+  // small or not possible right now, and then nothing has happened.
+  virtual bool try_inline(const OpRef& op) = 0;
+  // On the loop. Starts a read or write; it ends in one LinkHost::on_done, from any thread, perhaps inside this call.
+  virtual void start_on_loop(const OpRef& op) = 0;
+  // On the loop. op->stop_kind is set: ends it soon. After on_done its local memory is not touched.
+  virtual void stop_on_loop(const OpRef& op) = 0;
+  // On the loop. The peer is gone: ends all with `why`. Never used again, but other threads may still be inside.
+  virtual void close_on_loop(const Status& why) = 0;
+  // On the loop. Control frames of this lane. reply is sent back where the frame was a request.
+  virtual void on_frame_on_loop(uint16_t type, Reader& in, std::vector<Fd>& fds, Reply& reply) = 0;
+  // Any thread. Is the peer inside this region of ours right now (owner's side)?
+  virtual bool touches(uint64_t region_id) const = 0;
+  // On the loop. For Verb::map: puts the mapping of the region's shared memory into op->mapping, then on_done.
+  virtual void map_on_loop(const OpRef& op) = 0;
+  // The lane's name for this operation, more exact than lane(): "shm-mapped".
+  virtual const char* lane_for(const RemoteRegion& remote) const = 0;
 };
 
 std::shared_ptr<Link> make_shm(LinkHost& host);
@@ -100,16 +113,16 @@ std::shared_ptr<Link> make_local(LinkHost& host);
 // The tcp lane's door: takes over accepted sockets of the data listener, reads the hello (a session, a socket number, a
 // proof), and hands each to the link of its session. Strangers are shown out. All on the loop.
 class DataDoor {
-   public:
-    struct Session {
-        std::shared_ptr<Link> link;
-        Digest key{};
-    };
-    using Find = std::function<Session(uint64_t session_id)>;  // link is null where there is none
+ public:
+  struct Session {
+    std::shared_ptr<Link> link;
+    Digest key{};
+  };
+  using Find = std::function<Session(uint64_t session_id)>;  // link is null where there is none
 
-    virtual ~DataDoor() = default;
-    virtual void accept_on_loop(Fd socket) = 0;  // non-blocking; the door sees itself whether it speaks TLS
-    virtual void close_on_loop() = 0;
+  virtual ~DataDoor() = default;
+  virtual void accept_on_loop(Fd socket) = 0;  // non-blocking; the door sees itself whether it speaks TLS
+  virtual void close_on_loop() = 0;
 };
 std::unique_ptr<DataDoor> make_data_door(Loop& loop, const Options& options, DataDoor::Find find);
 

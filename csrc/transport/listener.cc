@@ -12,78 +12,84 @@ constexpr int kAcceptsPerEvent = 64;
 constexpr double kPauseWithoutDescriptors = 0.1;
 
 std::string random_unix_name() {
-    char name[64];
-    std::snprintf(name, sizeof name, "monarch_rdma/%016lx%016lx", static_cast<unsigned long>(random_u64()), static_cast<unsigned long>(random_u64()));
-    return name;
+  char name[64];
+  std::snprintf(name, sizeof name, "monarch_rdma/%016lx%016lx", static_cast<unsigned long>(random_u64()),
+                static_cast<unsigned long>(random_u64()));
+  return name;
 }
 
 }  // namespace
 
 struct Listener::Door : Loop::Watcher {
-    Door(Listener& listener, Fd fd) : listener(listener), fd(std::move(fd)) {}
-    void on_event(uint32_t) override { listener.accept_on_loop(*this); }
+  Door(Listener& listener, Fd fd) : listener(listener), fd(std::move(fd)) {}
+  void on_event(uint32_t) override { listener.accept_on_loop(*this); }
 
-    Listener& listener;
-    Fd fd;
-    bool is_unix = false, is_data = false;
+  Listener& listener;
+  Fd fd;
+  bool is_unix = false, is_data = false;
 };
 
-Listener::Listener(Loop& loop, const Options& options, const PeerInfo& self) : loop_(loop), options_(options), self_(self) {
-    const auto& raw = options.raw;
-    const std::string by_interface = interface_address(options.listen_host, static_cast<int>(raw.ip_family));
-    const std::string host = by_interface.empty() ? options.listen_host : by_interface;
-    const auto listen_tcp = [&](HostPort& at, bool is_data) {
-        auto door = std::make_unique<Door>(*this, tcp_listen({host, static_cast<uint16_t>(raw.port_min)}, static_cast<uint16_t>(raw.port_max), static_cast<int>(raw.ip_family), &at));
-        door->is_data = is_data;
-        doors_.push_back(std::move(door));
-        if (!options.advertise_host.empty()) at.host = options.advertise_host;
-    };
-    listen_tcp(control_at_, false);
-    if (options.allows("tcp")) listen_tcp(data_at_, true);
-    if (raw.same_host_unix != 0) {
-        unix_name_ = random_unix_name();
-        auto door = std::make_unique<Door>(*this, unix_listen(unix_name_));
-        door->is_unix = true;
-        doors_.push_back(std::move(door));
-    }
+Listener::Listener(Loop& loop, const Options& options, const PeerInfo& self)
+    : loop_(loop), options_(options), self_(self) {
+  const auto& raw = options.raw;
+  const std::string by_interface = interface_address(options.listen_host, static_cast<int>(raw.ip_family));
+  const std::string host = by_interface.empty() ? options.listen_host : by_interface;
+  const auto listen_tcp = [&](HostPort& at, bool is_data) {
+    auto door = std::make_unique<Door>(
+        *this, tcp_listen({host, static_cast<uint16_t>(raw.port_min)}, static_cast<uint16_t>(raw.port_max),
+                          static_cast<int>(raw.ip_family), &at));
+    door->is_data = is_data;
+    doors_.push_back(std::move(door));
+    if (!options.advertise_host.empty()) at.host = options.advertise_host;
+  };
+  listen_tcp(control_at_, false);
+  if (options.allows("tcp")) listen_tcp(data_at_, true);
+  if (raw.same_host_unix != 0) {
+    unix_name_ = random_unix_name();
+    auto door = std::make_unique<Door>(*this, unix_listen(unix_name_));
+    door->is_unix = true;
+    doors_.push_back(std::move(door));
+  }
 }
 
 Listener::~Listener() = default;
 
 void Listener::start_on_loop(Arrived arrived, DataDoor::Find find) {
-    arrived_ = std::move(arrived);
-    data_door_ = make_data_door(loop_, options_, std::move(find));
-    for (auto& door : doors_) loop_.watch_on_loop(door->fd.get(), EPOLLIN, door.get());
+  arrived_ = std::move(arrived);
+  data_door_ = make_data_door(loop_, options_, std::move(find));
+  for (auto& door : doors_) loop_.watch_on_loop(door->fd.get(), EPOLLIN, door.get());
 }
 
 void Listener::accept_on_loop(Door& door) {
-    for (int i = 0; i < kAcceptsPerEvent; ++i) {
-        Fd fd(::accept4(door.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-        if (!fd.valid()) {
-            if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
-            // No descriptor left: the waiting connection would wake us for ever. Look again a little later.
-            loop_.unwatch_on_loop(door.fd.get());
-            loop_.at_on_loop(after(kPauseWithoutDescriptors), [this, &door] {
-                if (door.fd.valid()) loop_.watch_on_loop(door.fd.get(), EPOLLIN, &door);
-            });
-            return;
-        }
-        if (door.is_data) {
-            tune_tcp(fd.get(), options_.raw.heartbeat_timeout);
-            data_door_->accept_on_loop(std::move(fd));
-            continue;
-        }
-        if (greeting_.size() >= kMaxGreeting) continue;  // closed: it may try again
-        if (!door.is_unix) tune_tcp(fd.get(), options_.raw.heartbeat_timeout);
-        auto stream = std::make_shared<ControlStream>(loop_, options_, self_, door.is_unix ? Stream(std::move(fd)) : Stream(std::move(fd), true, options_.secret), false, this);
-        greeting_.emplace(stream.get(), stream);
-        stream->start_on_loop();
+  for (int i = 0; i < kAcceptsPerEvent; ++i) {
+    Fd fd(::accept4(door.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (!fd.valid()) {
+      if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
+      // No descriptor left: the waiting connection would wake us for ever. Look again a little later.
+      loop_.unwatch_on_loop(door.fd.get());
+      loop_.at_on_loop(after(kPauseWithoutDescriptors), [this, &door] {
+        if (door.fd.valid()) loop_.watch_on_loop(door.fd.get(), EPOLLIN, &door);
+      });
+      return;
     }
+    if (door.is_data) {
+      tune_tcp(fd.get(), options_.raw.heartbeat_timeout);
+      data_door_->accept_on_loop(std::move(fd));
+      continue;
+    }
+    if (greeting_.size() >= kMaxGreeting) continue;  // closed: it may try again
+    if (!door.is_unix) tune_tcp(fd.get(), options_.raw.heartbeat_timeout);
+    auto stream = std::make_shared<ControlStream>(
+        loop_, options_, self_, door.is_unix ? Stream(std::move(fd)) : Stream(std::move(fd), true, options_.secret),
+        false, this);
+    greeting_.emplace(stream.get(), stream);
+    stream->start_on_loop();
+  }
 }
 
 void Listener::on_up(ControlStream& stream) {
-    auto found = greeting_.extract(&stream);
-    if (!found.empty()) arrived_(std::move(found.mapped()));
+  auto found = greeting_.extract(&stream);
+  if (!found.empty()) arrived_(std::move(found.mapped()));
 }
 
 void Listener::on_frame(ControlStream&, Frame&) { throw Error(MR_PROTOCOL, "a frame before the end of the hello"); }
@@ -91,13 +97,14 @@ void Listener::on_frame(ControlStream&, Frame&) { throw Error(MR_PROTOCOL, "a fr
 void Listener::on_closed(ControlStream& stream, const Status&) { greeting_.erase(&stream); }
 
 void Listener::close_on_loop() {
-    for (auto& door : doors_) {
-        if (!door->fd.valid()) continue;
-        loop_.unwatch_on_loop(door->fd.get());
-        door->fd.reset();
-    }
-    for (const auto& [raw, stream] : std::exchange(greeting_, {})) stream->close_on_loop(fail(MR_PEER_LOST, "the engine is closed"), true);
-    if (data_door_) data_door_->close_on_loop();
+  for (auto& door : doors_) {
+    if (!door->fd.valid()) continue;
+    loop_.unwatch_on_loop(door->fd.get());
+    door->fd.reset();
+  }
+  for (const auto& [raw, stream] : std::exchange(greeting_, {}))
+    stream->close_on_loop(fail(MR_PEER_LOST, "the engine is closed"), true);
+  if (data_door_) data_door_->close_on_loop();
 }
 
 }  // namespace mr

@@ -14,288 +14,303 @@ constexpr double kQuietPoll = 0.001, kLateQuietPoll = 0.05;
 constexpr double kCloseTimeout = 10.0;
 
 std::string join(const std::vector<std::string>& parts) {
-    std::string out;
-    for (const auto& part : parts) out += (out.empty() ? "" : ",") + part;
-    return out;
+  std::string out;
+  for (const auto& part : parts) out += (out.empty() ? "" : ",") + part;
+  return out;
 }
 
 // Listening on all addresses says nothing about which one to tell others: the first that is not loopback.
 std::string first_reachable_address(const std::string& host) {
-    if (host != "0.0.0.0" && host != "::") return host;
-    const int family = host == "::" ? 6 : 4;
-    ifaddrs* list = nullptr;
-    std::string found = family == 6 ? "::1" : "127.0.0.1";
-    if (::getifaddrs(&list) != 0) return found;
-    for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
-        if ((at->ifa_flags & IFF_LOOPBACK) != 0 || (at->ifa_flags & IFF_UP) == 0) continue;
-        if (const std::string address = interface_address(at->ifa_name, family); !address.empty()) {
-            found = address;
-            break;
-        }
+  if (host != "0.0.0.0" && host != "::") return host;
+  const int family = host == "::" ? 6 : 4;
+  ifaddrs* list = nullptr;
+  std::string found = family == 6 ? "::1" : "127.0.0.1";
+  if (::getifaddrs(&list) != 0) return found;
+  for (const ifaddrs* at = list; at != nullptr; at = at->ifa_next) {
+    if ((at->ifa_flags & IFF_LOOPBACK) != 0 || (at->ifa_flags & IFF_UP) == 0) continue;
+    if (const std::string address = interface_address(at->ifa_name, family); !address.empty()) {
+      found = address;
+      break;
     }
-    ::freeifaddrs(list);
-    return found;
+  }
+  ::freeifaddrs(list);
+  return found;
 }
 
 std::string key_of(const Address& address) {
-    char hex[20];
-    std::snprintf(hex, sizeof hex, "#%016lx", static_cast<unsigned long>(address.incarnation));
-    return address.incarnation != 0 ? hex : address.tcp.text();
+  char hex[20];
+  std::snprintf(hex, sizeof hex, "#%016lx", static_cast<unsigned long>(address.incarnation));
+  return address.incarnation != 0 ? hex : address.tcp.text();
 }
 
 }  // namespace
 
 std::shared_ptr<Node> Node::create(Options options, std::vector<LaneType> lanes) {
-    auto node = std::shared_ptr<Node>(new Node(std::move(options), std::move(lanes)));
-    node->start();
-    return node;
+  auto node = std::shared_ptr<Node>(new Node(std::move(options), std::move(lanes)));
+  node->start();
+  return node;
 }
 
-Node::Node(Options options, std::vector<LaneType> lanes) : options_(std::move(options)), pid_(this_pid()), loop_(std::make_shared<Loop>("monarch_rdma")) {
-    for (const auto& name : options_.lanes)
-        for (const auto& lane : lanes)
-            if (name == lane.name) lanes_.push_back(lane);
-    self_.name = options_.name;
-    self_.incarnation = random_u64();
-    self_.boot_id = boot_id();
-    self_.lanes = join(options_.lanes);
-    self_.bulk_tls = options_.raw.bulk_tls != 0;
-    self_.message_window = options_.raw.message_window_bytes;
-    self_.pid = pid_;
-    listener_ = std::make_unique<Listener>(*loop_, options_, self_);
-    HostPort control = listener_->control_at(), data = listener_->data_at();
-    control.host = first_reachable_address(control.host);
-    data.host = first_reachable_address(data.host);
-    if (data.port != 0) self_.tcp.push_back(data);
-    self_.address = Address{control, listener_->unix_name(), self_.name, self_.incarnation, self_.boot_id}.text();
+Node::Node(Options options, std::vector<LaneType> lanes)
+    : options_(std::move(options)), pid_(this_pid()), loop_(std::make_shared<Loop>("monarch_rdma")) {
+  for (const auto& name : options_.lanes)
+    for (const auto& lane : lanes)
+      if (name == lane.name) lanes_.push_back(lane);
+  self_.name = options_.name;
+  self_.incarnation = random_u64();
+  self_.boot_id = boot_id();
+  self_.lanes = join(options_.lanes);
+  self_.bulk_tls = options_.raw.bulk_tls != 0;
+  self_.message_window = options_.raw.message_window_bytes;
+  self_.pid = pid_;
+  listener_ = std::make_unique<Listener>(*loop_, options_, self_);
+  HostPort control = listener_->control_at(), data = listener_->data_at();
+  control.host = first_reachable_address(control.host);
+  data.host = first_reachable_address(data.host);
+  if (data.port != 0) self_.tcp.push_back(data);
+  self_.address = Address{control, listener_->unix_name(), self_.name, self_.incarnation, self_.boot_id}.text();
 }
 
 Node::~Node() { close(); }
 
 void Node::start() {
-    auto self_peer = std::make_shared<Peer>(*this, Address::parse(self_.address));
-    peers_.emplace(key_of(self_peer->address()), self_peer);
-    loop_->run([this, self_peer] {
-        self_peer->become_self_on_loop();
-        listener_->start_on_loop([this](std::shared_ptr<ControlStream> stream) { arrived_on_loop(std::move(stream)); },
-                                 [this](uint64_t id) {
-                                     auto found = sessions_.find(id);
-                                     return found == sessions_.end() ? DataDoor::Session{} : found->second->session_on_loop(id);
-                                 });
-    });
-    loop_->barrier();
+  auto self_peer = std::make_shared<Peer>(*this, Address::parse(self_.address));
+  peers_.emplace(key_of(self_peer->address()), self_peer);
+  loop_->run([this, self_peer] {
+    self_peer->become_self_on_loop();
+    listener_->start_on_loop([this](std::shared_ptr<ControlStream> stream) { arrived_on_loop(std::move(stream)); },
+                             [this](uint64_t id) {
+                               auto found = sessions_.find(id);
+                               return found == sessions_.end() ? DataDoor::Session{}
+                                                               : found->second->session_on_loop(id);
+                             });
+  });
+  loop_->barrier();
 }
 
 void Node::check_usable() const {
-    if (!is_this_process(pid_)) throw Error(MR_CONFIG, "this engine belongs to the parent process (pid " + std::to_string(pid_) + "): after a fork make a new one");
-    if (closed_.load(std::memory_order_relaxed)) throw Error(MR_CONFIG, "the engine is closed");
+  if (!is_this_process(pid_))
+    throw Error(MR_CONFIG, "this engine belongs to the parent process (pid " + std::to_string(pid_) +
+                               "): after a fork make a new one");
+  if (closed_.load(std::memory_order_relaxed)) throw Error(MR_CONFIG, "the engine is closed");
 }
 
 void Node::close() {
-    if (!is_this_process(pid_) || closed_.exchange(true)) return;
-    const Status why = fail(MR_CANCELLED, "the engine was closed");
-    const Time deadline = after(options_.raw.drop_timeout);
-    for (const auto& region : regions_.end_all())
-        while (anyone_in(region->id) && Clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    std::promise<void> closed;
-    loop_->run([&] {
-        listener_->close_on_loop();
-        for (const auto& peer : all_peers()) peer->close_on_loop(why);
-        closed.set_value();
-    });
-    closed.get_future().wait();
-    {
-        std::lock_guard guard(inbox_lock_);
-        inbox_filled_.notify_all();
-    }
-    for (const Time end = after(kCloseTimeout); ops_in_flight_.load() != 0 && Clock::now() < end; loop_->barrier()) std::this_thread::yield();
-    loop_->barrier();
-    loop_->stop();
-    sessions_.clear();
+  if (!is_this_process(pid_) || closed_.exchange(true)) return;
+  const Status why = fail(MR_CANCELLED, "the engine was closed");
+  const Time deadline = after(options_.raw.drop_timeout);
+  for (const auto& region : regions_.end_all())
+    while (anyone_in(region->id) && Clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  std::promise<void> closed;
+  loop_->run([&] {
+    listener_->close_on_loop();
+    for (const auto& peer : all_peers()) peer->close_on_loop(why);
+    closed.set_value();
+  });
+  closed.get_future().wait();
+  {
+    std::lock_guard guard(inbox_lock_);
+    inbox_filled_.notify_all();
+  }
+  for (const Time end = after(kCloseTimeout); ops_in_flight_.load() != 0 && Clock::now() < end; loop_->barrier())
+    std::this_thread::yield();
+  loop_->barrier();
+  loop_->stop();
+  sessions_.clear();
 }
 
 std::vector<std::shared_ptr<Peer>> Node::all_peers() {
-    std::lock_guard guard(peers_lock_);
-    std::vector<std::shared_ptr<Peer>> out;
-    for (const auto& [key, peer] : peers_) out.push_back(peer);
-    return out;
+  std::lock_guard guard(peers_lock_);
+  std::vector<std::shared_ptr<Peer>> out;
+  for (const auto& [key, peer] : peers_) out.push_back(peer);
+  return out;
 }
 
 std::shared_ptr<Peer> Node::peer_of(const Address& address) {
-    std::lock_guard guard(peers_lock_);
-    auto& peer = peers_[key_of(address)];
-    if (!peer) peer = std::make_shared<Peer>(*this, address);
-    return peer;
+  std::lock_guard guard(peers_lock_);
+  auto& peer = peers_[key_of(address)];
+  if (!peer) peer = std::make_shared<Peer>(*this, address);
+  return peer;
 }
 
 void Node::arrived_on_loop(std::shared_ptr<ControlStream> stream) {
-    try {
-        const Address address = Address::parse(stream->info().address);
-        if (address.incarnation != stream->info().incarnation) throw Error(MR_PROTOCOL, "a hello whose address is of another process");
-        peer_of(address)->adopt_on_loop(stream);
-    } catch (const Error& error) {
-        stream->close_on_loop(error.status(), true);
-    }
+  try {
+    const Address address = Address::parse(stream->info().address);
+    if (address.incarnation != stream->info().incarnation)
+      throw Error(MR_PROTOCOL, "a hello whose address is of another process");
+    peer_of(address)->adopt_on_loop(stream);
+  } catch (const Error& error) {
+    stream->close_on_loop(error.status(), true);
+  }
 }
 
 void Node::session_on_loop(uint64_t session_id, const std::shared_ptr<Peer>& peer, bool begin) {
-    if (begin)
-        sessions_[session_id] = peer;
-    else
-        sessions_.erase(session_id);
+  if (begin)
+    sessions_[session_id] = peer;
+  else
+    sessions_.erase(session_id);
 }
 
 void Node::submit(const std::shared_ptr<Peer>& peer, const OpRef& op) {
-    check_usable();
-    if (ops_in_flight_.fetch_add(1) >= options_.raw.max_pending_ops) {
-        ops_in_flight_.fetch_sub(1);
-        throw Error(MR_RESOURCE_EXHAUSTED, std::to_string(options_.raw.max_pending_ops) + " operations are in flight (option max_pending_ops)");
-    }
-    op->loop = loop_;
-    op->peer = peer;
-    peer->submit(op);
+  check_usable();
+  if (ops_in_flight_.fetch_add(1) >= options_.raw.max_pending_ops) {
+    ops_in_flight_.fetch_sub(1);
+    throw Error(MR_RESOURCE_EXHAUSTED,
+                std::to_string(options_.raw.max_pending_ops) + " operations are in flight (option max_pending_ops)");
+  }
+  op->loop = loop_;
+  op->peer = peer;
+  peer->submit(op);
 }
 
 // ---- Regions ----
 
 OpRef Node::drop(const RegionRef& region) {
-    auto op = std::make_shared<Op>();
-    op->verb = Verb::drop;
-    op->peer_name = options_.name + " (region " + std::to_string(region->id) + ")";
-    op->loop = loop_;
-    op->submitted = Clock::now();
-    regions_.end_access(region->id);
-    ops_in_flight_.fetch_add(1);
-    loop_->run([this, region, op] {
-        await_quiet_on_loop(region, after(options_.raw.drop_timeout), [this, op](Status status) {
-            op->finish(std::move(status));
-            op_ended();
-        });
+  auto op = std::make_shared<Op>();
+  op->verb = Verb::drop;
+  op->peer_name = options_.name + " (region " + std::to_string(region->id) + ")";
+  op->loop = loop_;
+  op->submitted = Clock::now();
+  regions_.end_access(region->id);
+  ops_in_flight_.fetch_add(1);
+  loop_->run([this, region, op] {
+    await_quiet_on_loop(region, after(options_.raw.drop_timeout), [this, op](Status status) {
+      op->finish(std::move(status));
+      op_ended();
     });
-    return op;
+  });
+  return op;
 }
 
 void Node::drop_on_loop(uint64_t region_id, std::function<void(Status)> done) {
-    if (const RegionRef region = regions_.end_access(region_id))
-        await_quiet_on_loop(region, after(options_.raw.drop_timeout), std::move(done));
-    else
-        done({});
+  if (const RegionRef region = regions_.end_access(region_id))
+    await_quiet_on_loop(region, after(options_.raw.drop_timeout), std::move(done));
+  else
+    done({});
 }
 
 bool Node::anyone_in(uint64_t region_id) {
-    const auto peers = all_peers();
-    return std::any_of(peers.begin(), peers.end(), [&](const auto& peer) { return peer->touches(region_id); });
+  const auto peers = all_peers();
+  return std::any_of(peers.begin(), peers.end(), [&](const auto& peer) { return peer->touches(region_id); });
 }
 
 void Node::await_quiet_on_loop(const RegionRef& region, Time deadline, std::function<void(Status)> done) {
-    if (region->quiet.load() || !anyone_in(region->id)) {
-        regions_.release(region);
-        if (done) done({});
-        return;
-    }
-    const bool late = Clock::now() > deadline;
-    if (late && done) std::exchange(done, nullptr)(fail(MR_TRANSFER_TIMEOUT, "a peer on this host is still inside the region; its memory must stay until it has left"));
-    loop_->at_on_loop(after(late ? kLateQuietPoll : kQuietPoll), [this, region, deadline, done = std::move(done)] { await_quiet_on_loop(region, deadline, done); });
+  if (region->quiet.load() || !anyone_in(region->id)) {
+    regions_.release(region);
+    if (done) done({});
+    return;
+  }
+  const bool late = Clock::now() > deadline;
+  if (late && done)
+    std::exchange(done, nullptr)(fail(
+        MR_TRANSFER_TIMEOUT, "a peer on this host is still inside the region; its memory must stay until it has left"));
+  loop_->at_on_loop(after(late ? kLateQuietPoll : kQuietPoll),
+                    [this, region, deadline, done = std::move(done)] { await_quiet_on_loop(region, deadline, done); });
 }
 
 void Node::shared_free(void* address) {
-    const uint64_t id = regions_.shared_free(address);
-    loop_->run([this, id] {
-        for (const auto& peer : all_peers()) peer->broadcast_on_loop(kShmGone, Writer().put(id).take());
-    });
+  const uint64_t id = regions_.shared_free(address);
+  loop_->run([this, id] {
+    for (const auto& peer : all_peers()) peer->broadcast_on_loop(kShmGone, Writer().put(id).take());
+  });
 }
 
 // ---- Names ----
 
 void Node::publish(const std::string& name, Bytes data) {
-    if (data.size() > options_.raw.max_frame_bytes / 2)
-        throw Error(MR_RESOURCE_EXHAUSTED, "a published blob of " + std::to_string(data.size()) + " bytes is over half of option max_frame_bytes = " + std::to_string(options_.raw.max_frame_bytes));
-    if (name.empty() || name.size() > 1024) throw Error(MR_CONFIG, "a name of " + std::to_string(name.size()) + " bytes: 1 to 1024 are allowed");
-    std::lock_guard guard(published_lock_);
-    published_[name] = std::move(data);
+  if (data.size() > options_.raw.max_frame_bytes / 2)
+    throw Error(MR_RESOURCE_EXHAUSTED,
+                "a published blob of " + std::to_string(data.size()) +
+                    " bytes is over half of option max_frame_bytes = " + std::to_string(options_.raw.max_frame_bytes));
+  if (name.empty() || name.size() > 1024)
+    throw Error(MR_CONFIG, "a name of " + std::to_string(name.size()) + " bytes: 1 to 1024 are allowed");
+  std::lock_guard guard(published_lock_);
+  published_[name] = std::move(data);
 }
 
 void Node::unpublish(const std::string& name) {
-    std::lock_guard guard(published_lock_);
-    if (published_.erase(name) == 0) throw Error(MR_CONFIG, "nothing is published under the name \"" + name + "\"");
+  std::lock_guard guard(published_lock_);
+  if (published_.erase(name) == 0) throw Error(MR_CONFIG, "nothing is published under the name \"" + name + "\"");
 }
 
 Bytes Node::lookup(const std::string& name) {
-    std::lock_guard guard(published_lock_);
-    auto found = published_.find(name);
-    if (found == published_.end()) throw Error(MR_CONFIG, "nothing is published under the name \"" + name + "\"");
-    return found->second;
+  std::lock_guard guard(published_lock_);
+  auto found = published_.find(name);
+  if (found == published_.end()) throw Error(MR_CONFIG, "nothing is published under the name \"" + name + "\"");
+  return found->second;
 }
 
 // ---- Messages ----
 
 void Node::deliver_on_loop(Peer& from, ByteView data) {
-    if (handler_ != nullptr) {
-        handling_from_ = &from;
-        handler_(handler_context_, from.info().address.c_str(), data.data(), data.size());
-        handling_from_ = nullptr;
-        return from.give_credit_on_loop(data.size());
-    }
-    from.count_message_on_loop(data.size());
-    auto message = std::make_unique<Message>(Message{from.shared_from_this(), from.info().address, Bytes(data.begin(), data.end())});
-    std::lock_guard guard(inbox_lock_);
-    inbox_.push_back(std::move(message));
-    inbox_filled_.notify_one();
+  if (handler_ != nullptr) {
+    handling_from_ = &from;
+    handler_(handler_context_, from.info().address.c_str(), data.data(), data.size());
+    handling_from_ = nullptr;
+    return from.give_credit_on_loop(data.size());
+  }
+  from.count_message_on_loop(data.size());
+  auto message =
+      std::make_unique<Message>(Message{from.shared_from_this(), from.info().address, Bytes(data.begin(), data.end())});
+  std::lock_guard guard(inbox_lock_);
+  inbox_.push_back(std::move(message));
+  inbox_filled_.notify_one();
 }
 
 std::unique_ptr<Message> Node::next_message(double timeout) {
-    const auto ready = [this] { return !inbox_.empty() || closed_.load(); };
-    std::unique_lock guard(inbox_lock_);
-    if (timeout < 0)
-        inbox_filled_.wait(guard, ready);
-    else
-        inbox_filled_.wait_for(guard, std::chrono::duration<double>(std::min(timeout, 1e9)), ready);
-    if (inbox_.empty()) return nullptr;
-    auto message = std::move(inbox_.front());
-    inbox_.pop_front();
-    return message;
+  const auto ready = [this] { return !inbox_.empty() || closed_.load(); };
+  std::unique_lock guard(inbox_lock_);
+  if (timeout < 0)
+    inbox_filled_.wait(guard, ready);
+  else
+    inbox_filled_.wait_for(guard, std::chrono::duration<double>(std::min(timeout, 1e9)), ready);
+  if (inbox_.empty()) return nullptr;
+  auto message = std::move(inbox_.front());
+  inbox_.pop_front();
+  return message;
 }
 
 void Node::message_read(const Message& message) {
-    if (!closed_) loop_->run([peer = message.from, bytes = message.data.size()] { peer->give_credit_on_loop(bytes); });
+  if (!closed_) loop_->run([peer = message.from, bytes = message.data.size()] { peer->give_credit_on_loop(bytes); });
 }
 
 void Node::set_message_handler(mr_message_handler handler, void* context) {
-    loop_->run([this, handler, context] {
-        handler_ = handler;
-        handler_context_ = context;
-    });
-    if (!loop_->held()) loop_->barrier();
+  loop_->run([this, handler, context] {
+    handler_ = handler;
+    handler_context_ = context;
+  });
+  if (!loop_->held()) loop_->barrier();
 }
 
 Status Node::reply_message(ByteView data) {
-    if (!loop_->held() || handling_from_ == nullptr) return fail(MR_CONFIG, "mr_message_reply outside of a message handler");
-    return handling_from_->reply_message_on_loop(data);
+  if (!loop_->held() || handling_from_ == nullptr)
+    return fail(MR_CONFIG, "mr_message_reply outside of a message handler");
+  return handling_from_->reply_message_on_loop(data);
 }
 
 // ---- Mapped memory of peers ----
 
 void Node::keep_mapping(std::shared_ptr<Mapping> mapping, void* address) {
-    std::lock_guard guard(mappings_lock_);
-    auto& entry = mappings_[address];
-    entry.first = std::move(mapping);
-    ++entry.second;
+  std::lock_guard guard(mappings_lock_);
+  auto& entry = mappings_[address];
+  entry.first = std::move(mapping);
+  ++entry.second;
 }
 
 void Node::release_mapping(void* address) {
-    std::lock_guard guard(mappings_lock_);
-    auto found = mappings_.find(address);
-    if (found == mappings_.end()) throw Error(MR_CONFIG, "the address is not of memory mapped from a peer");
-    if (--found->second.second == 0) mappings_.erase(found);
+  std::lock_guard guard(mappings_lock_);
+  auto found = mappings_.find(address);
+  if (found == mappings_.end()) throw Error(MR_CONFIG, "the address is not of memory mapped from a peer");
+  if (--found->second.second == 0) mappings_.erase(found);
 }
 
 std::map<std::string, uint64_t> Node::counts() {
-    auto out = counters_.read();
-    out["loop_wakeups"] = loop_->wakeups();
-    out["regions"] = regions_.count();
-    out["ops_in_flight"] = ops_in_flight_.load();
-    out["peers_known"] = all_peers().size() - 1;  // without ourselves
-    return out;
+  auto out = counters_.read();
+  out["loop_wakeups"] = loop_->wakeups();
+  out["regions"] = regions_.count();
+  out["ops_in_flight"] = ops_in_flight_.load();
+  out["peers_known"] = all_peers().size() - 1;  // without ourselves
+  return out;
 }
 
 }  // namespace mr

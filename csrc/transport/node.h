@@ -14,91 +14,91 @@
 namespace mr {
 
 struct Message {
-    std::shared_ptr<Peer> from;
-    std::string sender;  // address
-    Bytes data;
+  std::shared_ptr<Peer> from;
+  std::string sender;  // address
+  Bytes data;
 };
 
 class Node : public Home, public std::enable_shared_from_this<Node> {
-   public:
-    static std::shared_ptr<Node> create(Options options, std::vector<LaneType> lanes);
-    ~Node();
+ public:
+  static std::shared_ptr<Node> create(Options options, std::vector<LaneType> lanes);
+  ~Node();
 
-    // Ends every operation, every peer and the loop thread; returns when nothing of ours runs any more.
-    void close();
-    void check_usable() const;  // throws MR_CONFIG: closed, or a forked child of the process that made it
+  // Ends every operation, every peer and the loop thread; returns when nothing of ours runs any more.
+  void close();
+  void check_usable() const;  // throws MR_CONFIG: closed, or a forked child of the process that made it
 
-    const std::string& address() const { return self_.address; }
-    const PeerInfo& self() override { return self_; }
-    RegionTable& regions() override { return regions_; }
-    const Options& options() override { return options_; }
-    Counters& counters() { return counters_; }
-    std::shared_ptr<Loop> loop_ref() { return loop_; }
-    std::map<std::string, uint64_t> counts();
+  const std::string& address() const { return self_.address; }
+  const PeerInfo& self() override { return self_; }
+  RegionTable& regions() override { return regions_; }
+  const Options& options() override { return options_; }
+  Counters& counters() { return counters_; }
+  std::shared_ptr<Loop> loop_ref() { return loop_; }
+  std::map<std::string, uint64_t> counts();
 
-    std::shared_ptr<Peer> peer_of(const Address& address);
-    void submit(const std::shared_ptr<Peer>& peer, const OpRef& op);
-    // Drops a region of ours; the operation is done when nobody is in it any more.
-    OpRef drop(const RegionRef& region);
-    void shared_free(void* address);
+  std::shared_ptr<Peer> peer_of(const Address& address);
+  void submit(const std::shared_ptr<Peer>& peer, const OpRef& op);
+  // Drops a region of ours; the operation is done when nobody is in it any more.
+  OpRef drop(const RegionRef& region);
+  void shared_free(void* address);
 
-    void publish(const std::string& name, Bytes data);
-    void unpublish(const std::string& name);
+  void publish(const std::string& name, Bytes data);
+  void unpublish(const std::string& name);
 
-    std::unique_ptr<Message> next_message(double timeout);
-    void message_read(const Message& message);
-    void set_message_handler(mr_message_handler handler, void* context);
-    Status reply_message(ByteView data);
+  std::unique_ptr<Message> next_message(double timeout);
+  void message_read(const Message& message);
+  void set_message_handler(mr_message_handler handler, void* context);
+  Status reply_message(ByteView data);
 
-    // The address under which memory of a peer is mapped here stays valid until as many unmaps.
-    void keep_mapping(std::shared_ptr<Mapping> mapping, void* address);
-    void release_mapping(void* address);
+  // The address under which memory of a peer is mapped here stays valid until as many unmaps.
+  void keep_mapping(std::shared_ptr<Mapping> mapping, void* address);
+  void release_mapping(void* address);
 
-    // Home
-    Loop& loop() override { return *loop_; }
-    const std::vector<LaneType>& lanes() override { return lanes_; }
-    void drop_on_loop(uint64_t region_id, std::function<void(Status)> done) override;
-    Bytes lookup(const std::string& name) override;
-    void deliver_on_loop(Peer& from, ByteView message) override;
-    void session_on_loop(uint64_t session_id, const std::shared_ptr<Peer>& peer, bool begin) override;
-    void count(const char* counter, uint64_t amount) override { counters_.add(counter, amount); }
-    void op_ended() override { ops_in_flight_.fetch_sub(1); }
+  // Home
+  Loop& loop() override { return *loop_; }
+  const std::vector<LaneType>& lanes() override { return lanes_; }
+  void drop_on_loop(uint64_t region_id, std::function<void(Status)> done) override;
+  Bytes lookup(const std::string& name) override;
+  void deliver_on_loop(Peer& from, ByteView message) override;
+  void session_on_loop(uint64_t session_id, const std::shared_ptr<Peer>& peer, bool begin) override;
+  void count(const char* counter, uint64_t amount) override { counters_.add(counter, amount); }
+  void op_ended() override { ops_in_flight_.fetch_sub(1); }
 
-   private:
-    Node(Options options, std::vector<LaneType> lanes);
-    void start();
-    void arrived_on_loop(std::shared_ptr<ControlStream> stream);
-    void await_quiet_on_loop(const RegionRef& region, Time deadline, std::function<void(Status)> done);
-    bool anyone_in(uint64_t region_id);
-    std::vector<std::shared_ptr<Peer>> all_peers();
+ private:
+  Node(Options options, std::vector<LaneType> lanes);
+  void start();
+  void arrived_on_loop(std::shared_ptr<ControlStream> stream);
+  void await_quiet_on_loop(const RegionRef& region, Time deadline, std::function<void(Status)> done);
+  bool anyone_in(uint64_t region_id);
+  std::vector<std::shared_ptr<Peer>> all_peers();
 
-    const Options options_;
-    const int pid_;
-    PeerInfo self_;
-    Counters counters_;
-    RegionTable regions_;
-    std::shared_ptr<Loop> loop_;
-    std::vector<LaneType> lanes_;
-    std::unique_ptr<Listener> listener_;
-    std::atomic<bool> closed_{false};
-    std::atomic<uint64_t> ops_in_flight_{0};
+  const Options options_;
+  const int pid_;
+  PeerInfo self_;
+  Counters counters_;
+  RegionTable regions_;
+  std::shared_ptr<Loop> loop_;
+  std::vector<LaneType> lanes_;
+  std::unique_ptr<Listener> listener_;
+  std::atomic<bool> closed_{false};
+  std::atomic<uint64_t> ops_in_flight_{0};
 
-    std::mutex peers_lock_;
-    std::unordered_map<std::string, std::shared_ptr<Peer>> peers_;  // by incarnation, or by plain host:port
-    std::unordered_map<uint64_t, std::shared_ptr<Peer>> sessions_;  // on the loop
+  std::mutex peers_lock_;
+  std::unordered_map<std::string, std::shared_ptr<Peer>> peers_;  // by incarnation, or by plain host:port
+  std::unordered_map<uint64_t, std::shared_ptr<Peer>> sessions_;  // on the loop
 
-    std::mutex published_lock_;
-    std::unordered_map<std::string, Bytes> published_;
+  std::mutex published_lock_;
+  std::unordered_map<std::string, Bytes> published_;
 
-    std::mutex inbox_lock_;
-    std::condition_variable inbox_filled_;
-    std::deque<std::unique_ptr<Message>> inbox_;
-    mr_message_handler handler_ = nullptr;
-    void* handler_context_ = nullptr;
-    Peer* handling_from_ = nullptr;
+  std::mutex inbox_lock_;
+  std::condition_variable inbox_filled_;
+  std::deque<std::unique_ptr<Message>> inbox_;
+  mr_message_handler handler_ = nullptr;
+  void* handler_context_ = nullptr;
+  Peer* handling_from_ = nullptr;
 
-    std::mutex mappings_lock_;
-    std::map<void*, std::pair<std::shared_ptr<Mapping>, int>> mappings_;
+  std::mutex mappings_lock_;
+  std::map<void*, std::pair<std::shared_ptr<Mapping>, int>> mappings_;
 };
 
 }  // namespace mr

@@ -2,8 +2,8 @@
 #pragma once
 
 #include <atomic>
-#include <memory>
 #include <deque>
+#include <memory>
 #include <mutex>
 #include <string>
 
@@ -21,90 +21,90 @@ const char* verb_name(Verb verb);
 
 // Work of an operation that a thread which waits for it may take part in.
 class OpHelper {
-   public:
-    virtual void help(Time until) = 0;  // returns at `until`, or when there is nothing (more) to help with
+ public:
+  virtual void help(Time until) = 0;  // returns at `until`, or when there is nothing (more) to help with
 
-   protected:
-    ~OpHelper() = default;
+ protected:
+  ~OpHelper() = default;
 };
 
 }  // namespace mr
 
 // A queue of ends, for asyncio.
 struct mr_completions : std::enable_shared_from_this<mr_completions> {
-    explicit mr_completions(mr::Fd event) : event(std::move(event)) {}
-    void push(uint64_t tag);
-    uint64_t take(uint64_t* out, uint64_t capacity);
+  explicit mr_completions(mr::Fd event) : event(std::move(event)) {}
+  void push(uint64_t tag);
+  uint64_t take(uint64_t* out, uint64_t capacity);
 
-    std::mutex lock;
-    std::deque<uint64_t> tags;
-    mr::Fd event;
-    std::shared_ptr<mr_completions> held;  // the caller's reference
+  std::mutex lock;
+  std::deque<uint64_t> tags;
+  mr::Fd event;
+  std::shared_ptr<mr_completions> held;  // the caller's reference
 };
 
 struct mr_op : std::enable_shared_from_this<mr_op> {
-    // Set at submission, constant after.
-    mr::Verb verb = mr::Verb::read;
-    std::shared_ptr<const mr::RemoteRegion> remote;  // null where no region is meant
-    mr::View remote_view, local_view;
-    uint8_t* local = nullptr;
-    uint32_t flags = 0;
-    bool has_notify = false;
-    uint64_t notify = 0, operand[2] = {0, 0};
-    std::string name;         // lookup
-    mr::Time submitted, deadline = mr::Time::max();
-    std::shared_ptr<mr::Loop> loop;  // of the engine: a waiter may help it along
-    std::weak_ptr<mr::Peer> peer;
-    bool admitted = false;  // known to the peer's loop side
-    std::string peer_name;  // where there is no remote region to tell it
+  // Set at submission, constant after.
+  mr::Verb verb = mr::Verb::read;
+  std::shared_ptr<const mr::RemoteRegion> remote;  // null where no region is meant
+  mr::View remote_view, local_view;
+  uint8_t* local = nullptr;
+  uint32_t flags = 0;
+  bool has_notify = false;
+  uint64_t notify = 0, operand[2] = {0, 0};
+  std::string name;  // lookup
+  mr::Time submitted, deadline = mr::Time::max();
+  std::shared_ptr<mr::Loop> loop;  // of the engine: a waiter may help it along
+  std::weak_ptr<mr::Peer> peer;
+  bool admitted = false;  // known to the peer's loop side
+  std::string peer_name;  // where there is no remote region to tell it
 
-    // Owned by whoever has the operation at the time (the peer on its loop, or one link).
-    std::shared_ptr<mr::Link> link;
-    uint32_t tried_lanes = 0;  // links that said "unavailable"; bit = index in the peer's list
-    mr::Loop::TimerId timer{};
-    bool has_timer = false;
-    uint64_t request_id = 0;   // reply awaited on the control stream
-    std::shared_ptr<void> lane_state;
+  // Owned by whoever has the operation at the time (the peer on its loop, or one link).
+  std::shared_ptr<mr::Link> link;
+  uint32_t tried_lanes = 0;  // links that said "unavailable"; bit = index in the peer's list
+  mr::Loop::TimerId timer{};
+  bool has_timer = false;
+  uint64_t request_id = 0;  // reply awaited on the control stream
+  std::shared_ptr<void> lane_state;
 
-    // What it did; written before finish.
-    const char* lane = "";
-    std::atomic<uint32_t> chunks{0}, rails{0}, retries{0};
-    std::string skipped;
-    int remote_state = MR_NOT_WRITTEN;
-    uint64_t value = 0;
-    mr::Bytes reply;
-    std::shared_ptr<mr::Mapping> mapping;
+  // What it did; written before finish.
+  const char* lane = "";
+  std::atomic<uint32_t> chunks{0}, rails{0}, retries{0};
+  std::string skipped;
+  int remote_state = MR_NOT_WRITTEN;
+  uint64_t value = 0;
+  mr::Bytes reply;
+  std::shared_ptr<mr::Mapping> mapping;
 
-    // An early end was asked for (0: no). Checked by links between pieces.
-    std::atomic<int> stop_kind{0};
-    bool stopping() const { return stop_kind.load(std::memory_order_relaxed) != 0; }
+  // An early end was asked for (0: no). Checked by links between pieces.
+  std::atomic<int> stop_kind{0};
+  bool stopping() const { return stop_kind.load(std::memory_order_relaxed) != 0; }
 
-    uint64_t bytes() const { return remote_view.bytes(); }
-    // "read of 4096 bytes from trainer-0 (region 7)": the start of every message.
-    std::string describe() const;
+  uint64_t bytes() const { return remote_view.bytes(); }
+  // "read of 4096 bytes from trainer-0 (region 7)": the start of every message.
+  std::string describe() const;
 
-    // Exactly once; later calls return false and change nothing.
-    bool finish(mr::Status status);
-    void set_helper(std::shared_ptr<mr::OpHelper> helper);  // kept until the operation is done
-    bool done() const { return state_.load(std::memory_order_acquire) == kDone; }
-    bool wait(double timeout);  // negative: for ever
-    const mr::Status& status() const { return status_; }  // of a done operation
-    double seconds() const { return std::chrono::duration<double>(finished_ - submitted).count(); }
-    bool attach(std::shared_ptr<mr_completions> queue, uint64_t tag);
+  // Exactly once; later calls return false and change nothing.
+  bool finish(mr::Status status);
+  void set_helper(std::shared_ptr<mr::OpHelper> helper);  // kept until the operation is done
+  bool done() const { return state_.load(std::memory_order_acquire) == kDone; }
+  bool wait(double timeout);                            // negative: for ever
+  const mr::Status& status() const { return status_; }  // of a done operation
+  double seconds() const { return std::chrono::duration<double>(finished_ - submitted).count(); }
+  bool attach(std::shared_ptr<mr_completions> queue, uint64_t tag);
 
-    // The caller's reference (mr_op_release gives it back).
-    std::shared_ptr<mr_op> held;
+  // The caller's reference (mr_op_release gives it back).
+  std::shared_ptr<mr_op> held;
 
-   private:
-    static constexpr uint32_t kPending = 0, kWaited = 1, kDone = 2;
-    std::atomic<uint32_t> state_{kPending};
-    std::shared_ptr<mr::OpHelper> helper();
-    std::mutex lock_;
-    std::shared_ptr<mr::OpHelper> helper_;
-    std::shared_ptr<mr_completions> completions_;
-    uint64_t tag_ = 0;
-    mr::Status status_;
-    mr::Time finished_;
+ private:
+  static constexpr uint32_t kPending = 0, kWaited = 1, kDone = 2;
+  std::atomic<uint32_t> state_{kPending};
+  std::shared_ptr<mr::OpHelper> helper();
+  std::mutex lock_;
+  std::shared_ptr<mr::OpHelper> helper_;
+  std::shared_ptr<mr_completions> completions_;
+  uint64_t tag_ = 0;
+  mr::Status status_;
+  mr::Time finished_;
 };
 
 namespace mr {

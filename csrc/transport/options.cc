@@ -3,9 +3,9 @@
 #include <algorithm>
 #include <cmath>
 
+#include <unistd.h>
 #include "../base/fd.h"
 #include "../base/loop.h"
-#include <unistd.h>
 
 namespace mr {
 namespace {
@@ -13,82 +13,92 @@ namespace {
 std::string text(const char* s) { return s == nullptr ? "" : s; }
 
 void demand(bool ok, const char* option, const std::string& value, const char* wanted) {
-    if (!ok) throw Error(MR_CONFIG, std::string("option ") + option + " = " + value + ": " + wanted);
+  if (!ok) throw Error(MR_CONFIG, std::string("option ") + option + " = " + value + ": " + wanted);
 }
 
 void demand_positive(double seconds, const char* option) {
-    demand(std::isfinite(seconds) && seconds > 0, option, std::to_string(seconds), "must be a positive number of seconds");
+  demand(std::isfinite(seconds) && seconds > 0, option, std::to_string(seconds),
+         "must be a positive number of seconds");
 }
 
 std::vector<std::string> split(const std::string& list) {
-    std::vector<std::string> out;
-    for (size_t at = 0; at <= list.size();) {
-        const size_t comma = std::min(list.find(',', at), list.size());
-        if (comma > at) out.push_back(list.substr(at, comma - at));
-        at = comma + 1;
-    }
-    return out;
+  std::vector<std::string> out;
+  for (size_t at = 0; at <= list.size();) {
+    const size_t comma = std::min(list.find(',', at), list.size());
+    if (comma > at) out.push_back(list.substr(at, comma - at));
+    at = comma + 1;
+  }
+  return out;
 }
 
 std::string default_name() {
-    char host[256] = "";
-    ::gethostname(host, sizeof host - 1);
-    return std::string(host) + ":" + std::to_string(this_pid());
+  char host[256] = "";
+  ::gethostname(host, sizeof host - 1);
+  return std::string(host) + ":" + std::to_string(this_pid());
 }
 
 }  // namespace
 
 mr_options Options::defaults() {
-    mr_options raw{};
-    raw.name = "";
-    raw.listen_host = "127.0.0.1";
-    raw.advertise_host = "";
-    raw.lanes = "shm,tcp";
-    raw.same_host_unix = raw.shm_mapped = raw.shm_process_vm = 1;
-    raw.tcp_sockets = 4;
-    raw.max_frame_bytes = 16u << 20;
-    raw.message_window_bytes = 64u << 20;
-    raw.max_pending_ops = 1u << 20;
-    raw.heartbeat_interval = 0.5;
-    raw.heartbeat_timeout = 5.0;
-    raw.connect_timeout = 10.0;
-    raw.drop_timeout = 1.0;
-    return raw;
+  mr_options raw{};
+  raw.name = "";
+  raw.listen_host = "127.0.0.1";
+  raw.advertise_host = "";
+  raw.lanes = "shm,tcp";
+  raw.same_host_unix = raw.shm_mapped = raw.shm_process_vm = 1;
+  raw.tcp_sockets = 4;
+  raw.max_frame_bytes = 16u << 20;
+  raw.message_window_bytes = 64u << 20;
+  raw.max_pending_ops = 1u << 20;
+  raw.heartbeat_interval = 0.5;
+  raw.heartbeat_timeout = 5.0;
+  raw.connect_timeout = 10.0;
+  raw.drop_timeout = 1.0;
+  return raw;
 }
 
 Options Options::from(const mr_options& raw) {
-    Options out;
-    out.raw = raw;
-    out.name = text(raw.name);
-    if (out.name.empty()) out.name = default_name();
-    demand(out.name.size() <= 255 && std::all_of(out.name.begin(), out.name.end(), [](unsigned char c) { return c > ' ' && c < 127; }), "name",
-           out.name, "must be 1 to 255 printable characters without spaces");
-    out.listen_host = text(raw.listen_host);
-    demand(!out.listen_host.empty(), "listen_host", "\"\"", "must be an address or an interface");
-    out.advertise_host = text(raw.advertise_host);
-    if (raw.secret != nullptr) out.secret = Secret({raw.secret, raw.secret_len});
-    out.lanes = split(text(raw.lanes));
-    demand(!out.lanes.empty(), "lanes", text(raw.lanes), "must name at least one of shm, tcp");
-    for (const auto& lane : out.lanes) demand(lane == "shm" || lane == "tcp", "lanes", text(raw.lanes), "knows shm and tcp");
-    demand(raw.port_min <= raw.port_max && raw.port_max <= 65535, "port_min..port_max", std::to_string(raw.port_min) + ".." + std::to_string(raw.port_max),
-           "must be a range of TCP ports");
-    demand(raw.ip_family == 0 || raw.ip_family == 4 || raw.ip_family == 6, "ip_family", std::to_string(raw.ip_family), "must be 0 (either), 4 or 6");
-    demand(raw.tcp_sockets >= 1 && raw.tcp_sockets <= 64, "tcp_sockets", std::to_string(raw.tcp_sockets), "must be 1 to 64");
-    demand(raw.copy_threads <= 256, "copy_threads", std::to_string(raw.copy_threads), "must be at most 256");
-    demand(raw.max_frame_bytes >= 4096 && raw.max_frame_bytes <= (1u << 30), "max_frame_bytes", std::to_string(raw.max_frame_bytes), "must be 4 KiB to 1 GiB");
-    demand(raw.message_window_bytes >= 4096, "message_window_bytes", std::to_string(raw.message_window_bytes), "must be at least 4 KiB");
-    demand(raw.max_pending_ops >= 1, "max_pending_ops", "0", "must be at least 1");
-    demand_positive(raw.heartbeat_interval, "heartbeat_interval");
-    demand_positive(raw.heartbeat_timeout, "heartbeat_timeout");
-    demand(raw.heartbeat_timeout > raw.heartbeat_interval, "heartbeat_timeout", std::to_string(raw.heartbeat_timeout), "must be longer than heartbeat_interval");
-    demand_positive(raw.connect_timeout, "connect_timeout");
-    demand_positive(raw.drop_timeout, "drop_timeout");
-    if (raw.protocol_version == 0) out.raw.protocol_version = mr_protocol_version();
-    out.raw.name = out.raw.listen_host = out.raw.advertise_host = out.raw.lanes = nullptr;
-    out.raw.secret = nullptr;
-    return out;
+  Options out;
+  out.raw = raw;
+  out.name = text(raw.name);
+  if (out.name.empty()) out.name = default_name();
+  demand(out.name.size() <= 255 &&
+             std::all_of(out.name.begin(), out.name.end(), [](unsigned char c) { return c > ' ' && c < 127; }),
+         "name", out.name, "must be 1 to 255 printable characters without spaces");
+  out.listen_host = text(raw.listen_host);
+  demand(!out.listen_host.empty(), "listen_host", "\"\"", "must be an address or an interface");
+  out.advertise_host = text(raw.advertise_host);
+  if (raw.secret != nullptr) out.secret = Secret({raw.secret, raw.secret_len});
+  out.lanes = split(text(raw.lanes));
+  demand(!out.lanes.empty(), "lanes", text(raw.lanes), "must name at least one of shm, tcp");
+  for (const auto& lane : out.lanes)
+    demand(lane == "shm" || lane == "tcp", "lanes", text(raw.lanes), "knows shm and tcp");
+  demand(raw.port_min <= raw.port_max && raw.port_max <= 65535, "port_min..port_max",
+         std::to_string(raw.port_min) + ".." + std::to_string(raw.port_max), "must be a range of TCP ports");
+  demand(raw.ip_family == 0 || raw.ip_family == 4 || raw.ip_family == 6, "ip_family", std::to_string(raw.ip_family),
+         "must be 0 (either), 4 or 6");
+  demand(raw.tcp_sockets >= 1 && raw.tcp_sockets <= 64, "tcp_sockets", std::to_string(raw.tcp_sockets),
+         "must be 1 to 64");
+  demand(raw.copy_threads <= 256, "copy_threads", std::to_string(raw.copy_threads), "must be at most 256");
+  demand(raw.max_frame_bytes >= 4096 && raw.max_frame_bytes <= (1u << 30), "max_frame_bytes",
+         std::to_string(raw.max_frame_bytes), "must be 4 KiB to 1 GiB");
+  demand(raw.message_window_bytes >= 4096, "message_window_bytes", std::to_string(raw.message_window_bytes),
+         "must be at least 4 KiB");
+  demand(raw.max_pending_ops >= 1, "max_pending_ops", "0", "must be at least 1");
+  demand_positive(raw.heartbeat_interval, "heartbeat_interval");
+  demand_positive(raw.heartbeat_timeout, "heartbeat_timeout");
+  demand(raw.heartbeat_timeout > raw.heartbeat_interval, "heartbeat_timeout", std::to_string(raw.heartbeat_timeout),
+         "must be longer than heartbeat_interval");
+  demand_positive(raw.connect_timeout, "connect_timeout");
+  demand_positive(raw.drop_timeout, "drop_timeout");
+  if (raw.protocol_version == 0) out.raw.protocol_version = mr_protocol_version();
+  out.raw.name = out.raw.listen_host = out.raw.advertise_host = out.raw.lanes = nullptr;
+  out.raw.secret = nullptr;
+  return out;
 }
 
-bool Options::allows(const std::string& lane) const { return std::find(lanes.begin(), lanes.end(), lane) != lanes.end(); }
+bool Options::allows(const std::string& lane) const {
+  return std::find(lanes.begin(), lanes.end(), lane) != lanes.end();
+}
 
 }  // namespace mr

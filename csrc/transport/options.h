@@ -10,15 +10,15 @@
 namespace mr {
 
 struct Options {
-    static Options from(const mr_options& raw);  // throws MR_CONFIG naming the option and its value
-    static mr_options defaults();
+  static Options from(const mr_options& raw);  // throws MR_CONFIG naming the option and its value
+  static mr_options defaults();
 
-    mr_options raw{};  // numbers only; use the fields below for strings
-    std::string name, listen_host, advertise_host;
-    std::vector<std::string> lanes;  // best first
-    Secret secret = Secret::random();
+  mr_options raw{};  // numbers only; use the fields below for strings
+  std::string name, listen_host, advertise_host;
+  std::vector<std::string> lanes;  // best first
+  Secret secret = Secret::random();
 
-    bool allows(const std::string& lane) const;
+  bool allows(const std::string& lane) const;
 };
 
 }  // namespace mr

@@ -10,9 +10,11 @@ constexpr size_t kMaxText = 4096;
 constexpr uint32_t kFramesPerLane = 100;
 
 Status stopped(int kind, const Op& op) {
-    if (kind == MR_TRANSFER_TIMEOUT)
-        return fail(kind, "no end within its " + std::to_string(std::chrono::duration<double>(op.deadline - op.submitted).count()) + " s timeout");
-    return fail(kind, "cancelled");
+  if (kind == MR_TRANSFER_TIMEOUT)
+    return fail(kind, "no end within its " +
+                          std::to_string(std::chrono::duration<double>(op.deadline - op.submitted).count()) +
+                          " s timeout");
+  return fail(kind, "cancelled");
 }
 
 bool moves_bytes(Verb verb) { return verb == Verb::read || verb == Verb::write; }
@@ -21,350 +23,371 @@ bool is_atomic(Verb verb) { return verb == Verb::fetch_add || verb == Verb::comp
 void put_name(Writer& out, const RegionName& name) { out.put(name.id).put(name.key.word[0]).put(name.key.word[1]); }
 
 RegionName get_name(Reader& in) {
-    RegionName name;
-    name.id = in.get<uint64_t>();
-    name.key.word[0] = in.get<uint64_t>();
-    name.key.word[1] = in.get<uint64_t>();
-    return name;
+  RegionName name;
+  name.id = in.get<uint64_t>();
+  name.key.word[0] = in.get<uint64_t>();
+  name.key.word[1] = in.get<uint64_t>();
+  return name;
 }
 
 Bytes encode_reply(const Reply& reply) {
-    Writer out;
-    out.put(static_cast<uint16_t>(reply.status.kind)).put(static_cast<int32_t>(reply.status.sys_errno));
-    out.text(std::string_view(reply.status.text).substr(0, kMaxText)).raw(reply.payload);
-    return out.take();
+  Writer out;
+  out.put(static_cast<uint16_t>(reply.status.kind)).put(static_cast<int32_t>(reply.status.sys_errno));
+  out.text(std::string_view(reply.status.text).substr(0, kMaxText)).raw(reply.payload);
+  return out.take();
 }
 
 Reply decode_reply(Frame& frame) {
-    Reader in(frame.payload);
-    Reply reply;
-    reply.status.kind = in.get<uint16_t>();
-    if (reply.status.kind > MR_CONFIG) throw Error(MR_PROTOCOL, "a reply of unknown kind " + std::to_string(reply.status.kind));
-    reply.status.sys_errno = in.get<int32_t>();
-    reply.status.text = in.text(kMaxText);
-    const ByteView rest = in.rest();
-    reply.payload.assign(rest.begin(), rest.end());
-    if (!frame.fds.empty()) reply.fd = std::move(frame.fds.front());
-    return reply;
+  Reader in(frame.payload);
+  Reply reply;
+  reply.status.kind = in.get<uint16_t>();
+  if (reply.status.kind > MR_CONFIG)
+    throw Error(MR_PROTOCOL, "a reply of unknown kind " + std::to_string(reply.status.kind));
+  reply.status.sys_errno = in.get<int32_t>();
+  reply.status.text = in.text(kMaxText);
+  const ByteView rest = in.rest();
+  reply.payload.assign(rest.begin(), rest.end());
+  if (!frame.fds.empty()) reply.fd = std::move(frame.fds.front());
+  return reply;
 }
 
 }  // namespace
 
 // The end of a process on this host, also where a forked child keeps its sockets open.
 class Peer::ProcessWatch : public Loop::Watcher {
-   public:
-    ProcessWatch(Peer& peer, Fd pidfd) : peer_(peer), pidfd_(std::move(pidfd)) { peer_.loop().watch_on_loop(pidfd_.get(), EPOLLIN, this); }
-    ~ProcessWatch() { peer_.loop().unwatch_on_loop(pidfd_.get()); }
+ public:
+  ProcessWatch(Peer& peer, Fd pidfd) : peer_(peer), pidfd_(std::move(pidfd)) {
+    peer_.loop().watch_on_loop(pidfd_.get(), EPOLLIN, this);
+  }
+  ~ProcessWatch() { peer_.loop().unwatch_on_loop(pidfd_.get()); }
 
-   private:
-    void on_event(uint32_t) override {
-        const auto self = peer_.shared_from_this();
-        // Its last words may still be in the stream: the stream's end is handled first if it is there.
-        peer_.loop().unwatch_on_loop(pidfd_.get());
-        peer_.loop().post([self] { self->lost_on_loop(fail(MR_PEER_LOST, "its process (pid " + std::to_string(self->info_.pid) + ") has ended")); });
-    }
+ private:
+  void on_event(uint32_t) override {
+    const auto self = peer_.shared_from_this();
+    // Its last words may still be in the stream: the stream's end is handled first if it is there.
+    peer_.loop().unwatch_on_loop(pidfd_.get());
+    peer_.loop().post([self] {
+      self->lost_on_loop(fail(MR_PEER_LOST, "its process (pid " + std::to_string(self->info_.pid) + ") has ended"));
+    });
+  }
 
-    Peer& peer_;
-    Fd pidfd_;
+  Peer& peer_;
+  Fd pidfd_;
 };
 
-Peer::Peer(Home& home, Address address) : home_(home), address_(std::move(address)) { info_.name = address_.name.empty() ? address_.tcp.text() : address_.name; }
+Peer::Peer(Home& home, Address address) : home_(home), address_(std::move(address)) {
+  info_.name = address_.name.empty() ? address_.tcp.text() : address_.name;
+}
 
 Peer::~Peer() { assert(pending_.empty()); }
 
 std::shared_ptr<const Peer::Links> Peer::links() {
-    std::lock_guard guard(links_lock_);
-    return links_;
+  std::lock_guard guard(links_lock_);
+  return links_;
 }
 
 void Peer::set_links_on_loop(Links links) {
-    auto fresh = std::make_shared<const Links>(std::move(links));
-    std::lock_guard guard(links_lock_);
-    links_ = std::move(fresh);
+  auto fresh = std::make_shared<const Links>(std::move(links));
+  std::lock_guard guard(links_lock_);
+  links_ = std::move(fresh);
 }
 
 // ---- The life of an operation ----
 
 void Peer::submit(const OpRef& op) {
-    if ((moves_bytes(op->verb) && !op->has_notify) || is_atomic(op->verb)) {
-        const auto now = links();
-        if (!now->empty()) {
-            const Lane& best = now->front();
-            const uint32_t wanted = op->flags & ~uint32_t{MR_STRICT};
-            if ((wanted == 0 || (wanted & best.flag) != 0) && best.link->try_inline(op)) return;
-        }
+  if ((moves_bytes(op->verb) && !op->has_notify) || is_atomic(op->verb)) {
+    const auto now = links();
+    if (!now->empty()) {
+      const Lane& best = now->front();
+      const uint32_t wanted = op->flags & ~uint32_t{MR_STRICT};
+      if ((wanted == 0 || (wanted & best.flag) != 0) && best.link->try_inline(op)) return;
     }
-    loop().run([self = shared_from_this(), op] { self->admit_on_loop(op); });
+  }
+  loop().run([self = shared_from_this(), op] { self->admit_on_loop(op); });
 }
 
 void Peer::on_done(const OpRef& op, Status status) {
-    if (!op->admitted && status.kind != kUnavailable) {  // inline, by the caller's thread
-        op->finish(std::move(status));
-        home_.op_ended();
-        return;
-    }
-    loop().run([self = shared_from_this(), op, status = std::move(status)]() mutable {
-        if (op->admitted)
-            self->done_on_loop(op, std::move(status));
-        else
-            self->admit_on_loop(op);
-    });
+  if (!op->admitted && status.kind != kUnavailable) {  // inline, by the caller's thread
+    op->finish(std::move(status));
+    home_.op_ended();
+    return;
+  }
+  loop().run([self = shared_from_this(), op, status = std::move(status)]() mutable {
+    if (op->admitted)
+      self->done_on_loop(op, std::move(status));
+    else
+      self->admit_on_loop(op);
+  });
 }
 
 void Peer::admit_on_loop(const OpRef& op) {
-    op->admitted = true;
-    pending_.insert(op);
-    if (state_ == State::closed) return finish_on_loop(op, fail(MR_CONFIG, "the engine is closed"));
-    if (op->stopping()) return finish_on_loop(op, stopped(op->stop_kind, *op));
-    if (op->deadline != Time::max()) {
-        op->timer = loop().at_on_loop(op->deadline, [this, op] {
-            op->has_timer = false;
-            stop_on_loop(op, MR_TRANSFER_TIMEOUT);
-        });
-        op->has_timer = true;
-    }
-    if (state_ == State::up || state_ == State::self) return dispatch_on_loop(op);
-    waiting_.push_back(op);
-    connect_on_loop();
+  op->admitted = true;
+  pending_.insert(op);
+  if (state_ == State::closed) return finish_on_loop(op, fail(MR_CONFIG, "the engine is closed"));
+  if (op->stopping()) return finish_on_loop(op, stopped(op->stop_kind, *op));
+  if (op->deadline != Time::max()) {
+    op->timer = loop().at_on_loop(op->deadline, [this, op] {
+      op->has_timer = false;
+      stop_on_loop(op, MR_TRANSFER_TIMEOUT);
+    });
+    op->has_timer = true;
+  }
+  if (state_ == State::up || state_ == State::self) return dispatch_on_loop(op);
+  waiting_.push_back(op);
+  connect_on_loop();
 }
 
 void Peer::dispatch_on_loop(const OpRef& op) {
-    beat_on_loop();
-    Writer out;
-    if (op->remote) put_name(out, op->remote->name);
-    switch (op->verb) {
-        case Verb::read:
-        case Verb::write:
-        case Verb::map: return (void)next_link_on_loop(op);
-        case Verb::fetch_add:
-        case Verb::compare_and_swap:
-            out.put(op->remote_view.offset()).put(static_cast<uint8_t>(op->verb)).put(op->operand[0]).put(op->operand[1]);
-            return request_op_on_loop(op, kAtomic, out.take());
-        case Verb::drop: return request_op_on_loop(op, kDrop, out.take());
-        case Verb::lookup: return request_op_on_loop(op, kLookup, Writer().text(op->name).take());
-        case Verb::connect: return finish_on_loop(op, {});
-        case Verb::watch: return;  // ends with the peer
-    }
+  beat_on_loop();
+  Writer out;
+  if (op->remote) put_name(out, op->remote->name);
+  switch (op->verb) {
+    case Verb::read:
+    case Verb::write:
+    case Verb::map:
+      return (void)next_link_on_loop(op);
+    case Verb::fetch_add:
+    case Verb::compare_and_swap:
+      out.put(op->remote_view.offset()).put(static_cast<uint8_t>(op->verb)).put(op->operand[0]).put(op->operand[1]);
+      return request_op_on_loop(op, kAtomic, out.take());
+    case Verb::drop:
+      return request_op_on_loop(op, kDrop, out.take());
+    case Verb::lookup:
+      return request_op_on_loop(op, kLookup, Writer().text(op->name).take());
+    case Verb::connect:
+      return finish_on_loop(op, {});
+    case Verb::watch:
+      return;  // ends with the peer
+  }
 }
 
 bool Peer::next_link_on_loop(const OpRef& op) {
-    const auto now = links();
-    const uint32_t wanted = op->flags & ~uint32_t{MR_STRICT};
-    for (size_t i = 0; i < now->size(); ++i) {
-        const Lane& lane = (*now)[i];
-        const uint32_t bit = 1u << i;
-        if ((op->tried_lanes & bit) != 0 || (wanted != 0 && (wanted & lane.flag) == 0)) continue;
-        if ((op->flags & MR_STRICT) != 0 && op->tried_lanes != 0) break;
-        op->tried_lanes |= bit;
-        if (const std::string reason = lane.link->refuses(*op); !reason.empty()) {
-            op->skipped += (op->skipped.empty() ? "" : "; ") + std::string(lane.link->lane()) + ": " + reason;
-            continue;
-        }
-        op->link = lane.link;
-        try {
-            op->verb == Verb::map ? lane.link->map_on_loop(op) : lane.link->start_on_loop(op);
-        } catch (const Error& error) {
-            on_done(op, error.status());
-        }
-        return true;
+  const auto now = links();
+  const uint32_t wanted = op->flags & ~uint32_t{MR_STRICT};
+  for (size_t i = 0; i < now->size(); ++i) {
+    const Lane& lane = (*now)[i];
+    const uint32_t bit = 1u << i;
+    if ((op->tried_lanes & bit) != 0 || (wanted != 0 && (wanted & lane.flag) == 0)) continue;
+    if ((op->flags & MR_STRICT) != 0 && op->tried_lanes != 0) break;
+    op->tried_lanes |= bit;
+    if (const std::string reason = lane.link->refuses(*op); !reason.empty()) {
+      op->skipped += (op->skipped.empty() ? "" : "; ") + std::string(lane.link->lane()) + ": " + reason;
+      continue;
     }
-    const std::string why = op->skipped.empty() ? "the lanes it may use are not shared with this peer" : op->skipped;
-    finish_on_loop(op, fail(MR_CONFIG, ((op->flags & MR_STRICT) != 0 ? "strict, and its lane can't carry it: " : "no lane can carry it: ") + why));
-    return false;
+    op->link = lane.link;
+    try {
+      op->verb == Verb::map ? lane.link->map_on_loop(op) : lane.link->start_on_loop(op);
+    } catch (const Error& error) {
+      on_done(op, error.status());
+    }
+    return true;
+  }
+  const std::string why = op->skipped.empty() ? "the lanes it may use are not shared with this peer" : op->skipped;
+  finish_on_loop(op, fail(MR_CONFIG, ((op->flags & MR_STRICT) != 0 ? "strict, and its lane can't carry it: "
+                                                                   : "no lane can carry it: ") +
+                                         why));
+  return false;
 }
 
 void Peer::request_op_on_loop(const OpRef& op, uint16_t type, Bytes payload) {
-    if (is_atomic(op->verb) || op->verb == Verb::drop) op->remote_state = MR_UNKNOWN;
-    op->request_id = send_request_on_loop(type, payload, [this, op](Reply reply) {
-        op->request_id = 0;
-        op->lane = state_ == State::self ? "local" : "control";
-        if (is_atomic(op->verb) && reply.status.ok()) op->value = Reader(reply.payload).get<uint64_t>();
-        if (reply.status.kind != MR_PEER_LOST) op->remote_state = reply.status.ok() ? MR_WRITTEN : MR_NOT_WRITTEN;
-        op->reply = std::move(reply.payload);
-        finish_on_loop(op, std::move(reply.status));
-    });
+  if (is_atomic(op->verb) || op->verb == Verb::drop) op->remote_state = MR_UNKNOWN;
+  op->request_id = send_request_on_loop(type, payload, [this, op](Reply reply) {
+    op->request_id = 0;
+    op->lane = state_ == State::self ? "local" : "control";
+    if (is_atomic(op->verb) && reply.status.ok()) op->value = Reader(reply.payload).get<uint64_t>();
+    if (reply.status.kind != MR_PEER_LOST) op->remote_state = reply.status.ok() ? MR_WRITTEN : MR_NOT_WRITTEN;
+    op->reply = std::move(reply.payload);
+    finish_on_loop(op, std::move(reply.status));
+  });
 }
 
 void Peer::done_on_loop(const OpRef& op, Status status) {
-    op->link.reset();
-    if (status.kind == kUnavailable) {
-        op->skipped += (op->skipped.empty() ? "" : "; ") + status.text;
-        if (!op->stopping() && (state_ == State::up || state_ == State::self)) return (void)next_link_on_loop(op);
-        status = fail(MR_PEER_LOST, status.text);
-    }
-    if (!status.ok() && op->stopping()) status = stopped(op->stop_kind, *op);
-    if (status.ok() && op->has_notify) return notify_on_loop(op);
-    finish_on_loop(op, std::move(status));
+  op->link.reset();
+  if (status.kind == kUnavailable) {
+    op->skipped += (op->skipped.empty() ? "" : "; ") + status.text;
+    if (!op->stopping() && (state_ == State::up || state_ == State::self)) return (void)next_link_on_loop(op);
+    status = fail(MR_PEER_LOST, status.text);
+  }
+  if (!status.ok() && op->stopping()) status = stopped(op->stop_kind, *op);
+  if (status.ok() && op->has_notify) return notify_on_loop(op);
+  finish_on_loop(op, std::move(status));
 }
 
 // After the write's bytes are visible there, on the ordered stream, once: it is never sent again.
 void Peer::notify_on_loop(const OpRef& op) {
-    Writer out;
-    put_name(out, op->remote->name);
-    out.put(op->notify);
-    op->request_id = send_request_on_loop(kNotify, out.bytes(), [this, op](Reply reply) {
-        op->request_id = 0;
-        finish_on_loop(op, std::move(reply.status));
-    });
+  Writer out;
+  put_name(out, op->remote->name);
+  out.put(op->notify);
+  op->request_id = send_request_on_loop(kNotify, out.bytes(), [this, op](Reply reply) {
+    op->request_id = 0;
+    finish_on_loop(op, std::move(reply.status));
+  });
 }
 
 void Peer::finish_on_loop(const OpRef& op, Status status) {
-    if (op->has_timer) loop().cancel_on_loop(op->timer);
-    op->has_timer = false;
-    if (pending_.erase(op) == 0) return;
-    if (!status.ok()) count("ops_failed", 1);
-    op->finish(std::move(status));
-    home_.op_ended();
+  if (op->has_timer) loop().cancel_on_loop(op->timer);
+  op->has_timer = false;
+  if (pending_.erase(op) == 0) return;
+  if (!status.ok()) count("ops_failed", 1);
+  op->finish(std::move(status));
+  home_.op_ended();
 }
 
 void Peer::stop(const OpRef& op, int kind) {
-    int none = 0;
-    op->stop_kind.compare_exchange_strong(none, kind);
-    loop().run([self = shared_from_this(), op, kind] { self->stop_on_loop(op, kind); });
+  int none = 0;
+  op->stop_kind.compare_exchange_strong(none, kind);
+  loop().run([self = shared_from_this(), op, kind] { self->stop_on_loop(op, kind); });
 }
 
 void Peer::stop_on_loop(const OpRef& op, int kind) {
-    int none = 0;
-    op->stop_kind.compare_exchange_strong(none, kind);
-    if (pending_.count(op) == 0) return;  // done, or not here yet: admit_on_loop will see it
-    if (op->link) return op->link->stop_on_loop(op);
-    if (op->request_id != 0) requests_.erase(std::exchange(op->request_id, 0));
-    std::erase(waiting_, op);
-    finish_on_loop(op, stopped(op->stop_kind, *op));
+  int none = 0;
+  op->stop_kind.compare_exchange_strong(none, kind);
+  if (pending_.count(op) == 0) return;  // done, or not here yet: admit_on_loop will see it
+  if (op->link) return op->link->stop_on_loop(op);
+  if (op->request_id != 0) requests_.erase(std::exchange(op->request_id, 0));
+  std::erase(waiting_, op);
+  finish_on_loop(op, stopped(op->stop_kind, *op));
 }
 
 // ---- The connection ----
 
 void Peer::connect_on_loop() {
-    if (state_ != State::idle) return;
-    state_ = State::connecting;
-    dialer_ = std::make_shared<Dialer>(loop(), options(), home_.self(), address_, [weak = weak_from_this()](std::shared_ptr<ControlStream> stream, Status why) {
-        const auto self = weak.lock();
-        if (!self) {
-            if (stream) stream->close_on_loop({}, false);
-            return;
-        }
-        // The dialer is on the stack: it goes when it has returned.
-        self->loop().post([dialer = std::move(self->dialer_)] {});
-        if (stream)
-            self->up_on_loop(std::move(stream));
-        else if (self->state_ == State::connecting)
-            self->lost_on_loop(why);
-    });
-    dialer_->start_on_loop();
+  if (state_ != State::idle) return;
+  state_ = State::connecting;
+  dialer_ = std::make_shared<Dialer>(loop(), options(), home_.self(), address_,
+                                     [weak = weak_from_this()](std::shared_ptr<ControlStream> stream, Status why) {
+                                       const auto self = weak.lock();
+                                       if (!self) {
+                                         if (stream) stream->close_on_loop({}, false);
+                                         return;
+                                       }
+                                       // The dialer is on the stack: it goes when it has returned.
+                                       self->loop().post([dialer = std::move(self->dialer_)] {});
+                                       if (stream)
+                                         self->up_on_loop(std::move(stream));
+                                       else if (self->state_ == State::connecting)
+                                         self->lost_on_loop(why);
+                                     });
+  dialer_->start_on_loop();
 }
 
 void Peer::adopt_on_loop(std::shared_ptr<ControlStream> stream) { up_on_loop(std::move(stream)); }
 
 // Two processes that dial each other at the same moment end up with two streams; each sends on the one it had first.
 void Peer::up_on_loop(std::shared_ptr<ControlStream> stream) {
-    if (state_ == State::closed) return stream->close_on_loop(fail(MR_PEER_LOST, "the engine is closed"), true);
-    stream->set_handler_on_loop(this);
-    streams_.push_back(stream);
-    home_.session_on_loop(stream->session_id(), shared_from_this(), true);
-    if (state_ == State::up) return;
-    state_ = State::up;
-    info_ = stream->info();
-    last_heard_ = Clock::now();
-    watch_process_on_loop();
-    {
-        std::lock_guard guard(window_lock_);
-        window_ = info_.message_window;
-        window_used_ = 0;
-        window_up_ = true;
-    }
-    unread_ = credit_due_ = 0;
-    Links fresh;
-    for (const auto& type : home_.lanes()) {
-        const bool offered = ("," + info_.lanes + ",").find("," + std::string(type.name) + ",") != std::string::npos;
-        if (!offered || !options().allows(type.name)) continue;
-        if (auto link = type.make(*this)) fresh.push_back({std::move(link), type.flag, type.first_frame});
-    }
-    set_links_on_loop(std::move(fresh));
-    for (const auto& op : std::exchange(waiting_, {})) dispatch_on_loop(op);
+  if (state_ == State::closed) return stream->close_on_loop(fail(MR_PEER_LOST, "the engine is closed"), true);
+  stream->set_handler_on_loop(this);
+  streams_.push_back(stream);
+  home_.session_on_loop(stream->session_id(), shared_from_this(), true);
+  if (state_ == State::up) return;
+  state_ = State::up;
+  info_ = stream->info();
+  last_heard_ = Clock::now();
+  watch_process_on_loop();
+  {
+    std::lock_guard guard(window_lock_);
+    window_ = info_.message_window;
+    window_used_ = 0;
+    window_up_ = true;
+  }
+  unread_ = credit_due_ = 0;
+  Links fresh;
+  for (const auto& type : home_.lanes()) {
+    const bool offered = ("," + info_.lanes + ",").find("," + std::string(type.name) + ",") != std::string::npos;
+    if (!offered || !options().allows(type.name)) continue;
+    if (auto link = type.make(*this)) fresh.push_back({std::move(link), type.flag, type.first_frame});
+  }
+  set_links_on_loop(std::move(fresh));
+  for (const auto& op : std::exchange(waiting_, {})) dispatch_on_loop(op);
 }
 
 void Peer::become_self_on_loop() {
-    state_ = State::self;
-    info_ = home_.self();
-    set_links_on_loop({{make_local(*this), ~0u, 0}});
+  state_ = State::self;
+  info_ = home_.self();
+  set_links_on_loop({{make_local(*this), ~0u, 0}});
 }
 
 void Peer::watch_process_on_loop() {
-    if (Fd pidfd = open_pidfd(info_.pid); pidfd.valid()) process_ = std::make_unique<ProcessWatch>(*this, std::move(pidfd));
+  if (Fd pidfd = open_pidfd(info_.pid); pidfd.valid())
+    process_ = std::make_unique<ProcessWatch>(*this, std::move(pidfd));
 }
 
 void Peer::on_up(ControlStream&) {}
 
-void Peer::on_closed(ControlStream&, const Status& status) {
-    lost_on_loop(status.ok() ? fail(MR_PEER_LOST, "it ended, or closed the connection") : fail(status.kind == MR_PROTOCOL ? MR_PROTOCOL : MR_PEER_LOST, status.text));
+void Peer::on_closed(ControlStream& stream, const Status& status) {
+  const bool ours =
+      std::any_of(streams_.begin(), streams_.end(), [&](const auto& each) { return each.get() == &stream; });
+  if (!ours) return;  // we are closing it
+  lost_on_loop(status.ok() ? fail(MR_PEER_LOST, "it ended, or closed the connection")
+                           : fail(status.kind == MR_PROTOCOL ? MR_PROTOCOL : MR_PEER_LOST, status.text));
 }
 
 void Peer::lost_on_loop(const Status& why) {
-    const auto self = shared_from_this();
-    if (state_ == State::idle) return;
-    if (state_ != State::closed) state_ = State::idle;
-    process_.reset();
-    for (const auto& stream : std::exchange(streams_, {})) {
-        home_.session_on_loop(stream->session_id(), self, false);
-        stream->close_on_loop(why, true);
-    }
-    {
-        std::lock_guard guard(window_lock_);
-        window_up_ = false;
-        window_opened_.notify_all();
-    }
-    const auto gone = links();
-    set_links_on_loop({});
-    for (const auto& lane : *gone) lane.link->close_on_loop(why);
-    // Links may be on this stack, and other threads inside them, until their operations have ended.
-    loop().post([gone] {});
-    for (auto& [id, on_reply] : std::exchange(requests_, {})) on_reply({why, {}, {}});
-    waiting_.clear();
-    for (const auto& op : std::vector<OpRef>(pending_.begin(), pending_.end()))
-        if (!op->link) finish_on_loop(op, why);
+  const auto self = shared_from_this();
+  if (state_ == State::idle) return;
+  if (state_ != State::closed) state_ = State::idle;
+  process_.reset();
+  for (const auto& stream : std::exchange(streams_, {})) {
+    home_.session_on_loop(stream->session_id(), self, false);
+    stream->close_on_loop(why, true);
+  }
+  {
+    std::lock_guard guard(window_lock_);
+    window_up_ = false;
+    window_opened_.notify_all();
+  }
+  const auto gone = links();
+  set_links_on_loop({});
+  for (const auto& lane : *gone) lane.link->close_on_loop(why);
+  // Links may be on this stack, and other threads inside them, until their operations have ended.
+  loop().post([gone] {});
+  for (auto& [id, on_reply] : std::exchange(requests_, {})) on_reply({why, {}, {}});
+  waiting_.clear();
+  for (const auto& op : std::vector<OpRef>(pending_.begin(), pending_.end()))
+    if (!op->link) finish_on_loop(op, why);
 }
 
 void Peer::close_on_loop(const Status& why) {
-    const auto self = shared_from_this();
-    const bool was_idle = state_ == State::idle;
-    state_ = State::closed;
-    if (auto dialer = std::exchange(dialer_, nullptr)) dialer->stop_on_loop(why);
-    if (!was_idle) lost_on_loop(why);
+  const auto self = shared_from_this();
+  const bool was_idle = state_ == State::idle;
+  state_ = State::closed;
+  if (auto dialer = std::exchange(dialer_, nullptr)) dialer->stop_on_loop(why);
+  if (!was_idle) lost_on_loop(why);
 }
 
 // Only while something is pending here: an idle pair of processes costs nothing.
 void Peer::beat_on_loop() {
-    if (beating_ || state_ != State::up) return;
-    beating_ = true;
-    last_heard_ = Clock::now();
-    next_beat_ = after(options().raw.heartbeat_interval);
-    struct Beat {
-        static void schedule(const std::shared_ptr<Peer>& peer) {
-            peer->loop().at_on_loop(peer->next_beat_, [weak = std::weak_ptr(peer)] {
-                if (auto self = weak.lock()) tick(self);
-            });
-        }
-        static void tick(const std::shared_ptr<Peer>& self) {
-            const auto& raw = self->options().raw;
-            if (self->state_ != State::up || self->pending_.empty()) {
-                self->beating_ = false;
-                return;
-            }
-            const Time now = Clock::now();
-            const auto seconds = [](auto d) { return std::chrono::duration<double>(d).count(); };
-            // This process was stopped or starved itself: what it did not read is no proof of silence.
-            if (seconds(now - self->next_beat_) > raw.heartbeat_interval) self->last_heard_ = now;
-            if (seconds(now - self->last_heard_) > raw.heartbeat_timeout) {
-                self->beating_ = false;
-                return self->lost_on_loop(fail(MR_PEER_LOST, "no sign of life for " + std::to_string(raw.heartbeat_timeout) + " s (stopped, or cut off)"));
-            }
-            self->streams_.front()->send_on_loop(kPing, 0, {});
-            self->next_beat_ = after(raw.heartbeat_interval);
-            schedule(self);
-        }
-    };
-    Beat::schedule(shared_from_this());
+  if (beating_ || state_ != State::up) return;
+  beating_ = true;
+  last_heard_ = Clock::now();
+  next_beat_ = after(options().raw.heartbeat_interval);
+  struct Beat {
+    static void schedule(const std::shared_ptr<Peer>& peer) {
+      peer->loop().at_on_loop(peer->next_beat_, [weak = std::weak_ptr(peer)] {
+        if (auto self = weak.lock()) tick(self);
+      });
+    }
+    static void tick(const std::shared_ptr<Peer>& self) {
+      const auto& raw = self->options().raw;
+      if (self->state_ != State::up || self->pending_.empty()) {
+        self->beating_ = false;
+        return;
+      }
+      const Time now = Clock::now();
+      const auto seconds = [](auto d) { return std::chrono::duration<double>(d).count(); };
+      // This process was stopped or starved itself: what it did not read is no proof of silence.
+      if (seconds(now - self->next_beat_) > raw.heartbeat_interval) self->last_heard_ = now;
+      if (seconds(now - self->last_heard_) > raw.heartbeat_timeout) {
+        self->beating_ = false;
+        return self->lost_on_loop(fail(
+            MR_PEER_LOST, "no sign of life for " + std::to_string(raw.heartbeat_timeout) + " s (stopped, or cut off)"));
+      }
+      self->streams_.front()->send_on_loop(kPing, 0, {});
+      self->next_beat_ = after(raw.heartbeat_interval);
+      schedule(self);
+    }
+  };
+  Beat::schedule(shared_from_this());
 }
 
 // ---- Frames ----
@@ -373,195 +396,212 @@ uint64_t Peer::session_id() { return streams_.empty() ? 0 : streams_.front()->se
 Digest Peer::session_key() { return streams_.empty() ? Digest{} : streams_.front()->session_key(); }
 
 DataDoor::Session Peer::session_on_loop(uint64_t session_id) {
-    for (const auto& stream : streams_)
-        if (stream->session_id() == session_id)
-            for (const auto& lane : *links())
-                if (lane.first_frame == kTcpFence) return {lane.link, stream->session_key()};
-    return {};
+  for (const auto& stream : streams_)
+    if (stream->session_id() == session_id)
+      for (const auto& lane : *links())
+        if (lane.first_frame == kTcpFence) return {lane.link, stream->session_key()};
+  return {};
 }
 
 void Peer::send_on_loop(uint16_t type, Bytes payload, const Fd* pass_fd) {
-    if (!streams_.empty()) streams_.front()->send_on_loop(type, 0, payload, pass_fd);
+  if (!streams_.empty()) streams_.front()->send_on_loop(type, 0, payload, pass_fd);
 }
 
 void Peer::broadcast_on_loop(uint16_t type, const Bytes& payload) {
-    if (state_ == State::up) send_on_loop(type, payload, nullptr);
+  if (state_ == State::up) send_on_loop(type, payload, nullptr);
 }
 
 uint64_t Peer::send_request_on_loop(uint16_t type, const Bytes& payload, std::function<void(Reply)> on_reply) {
-    const uint64_t id = next_request_++;
-    requests_.emplace(id, std::move(on_reply));
-    const auto settle = [self = shared_from_this(), id](Reply reply) {
-        auto found = self->requests_.extract(id);
-        if (!found.empty()) found.mapped()(std::move(reply));  // else given up: timed out or cancelled
-    };
-    if (state_ == State::self) {
-        serve_request_on_loop(type, payload, {}, [this, settle](Reply reply) {
-            loop().post([settle, reply = std::make_shared<Reply>(std::move(reply))] { settle(std::move(*reply)); });
-        });
-    } else if (state_ == State::up) {
-        streams_.front()->send_on_loop(type, id, payload);
-    } else {
-        loop().post([settle] { settle({fail(MR_PEER_LOST, "not connected"), {}, {}}); });
-    }
-    return id;
+  const uint64_t id = next_request_++;
+  requests_.emplace(id, std::move(on_reply));
+  const auto settle = [self = shared_from_this(), id](Reply reply) {
+    auto found = self->requests_.extract(id);
+    if (!found.empty()) found.mapped()(std::move(reply));  // else given up: timed out or cancelled
+  };
+  if (state_ == State::self) {
+    serve_request_on_loop(type, payload, {}, [this, settle](Reply reply) {
+      loop().post([settle, reply = std::make_shared<Reply>(std::move(reply))] { settle(std::move(*reply)); });
+    });
+  } else if (state_ == State::up) {
+    streams_.front()->send_on_loop(type, id, payload);
+  } else {
+    loop().post([settle] { settle({fail(MR_PEER_LOST, "not connected"), {}, {}}); });
+  }
+  return id;
 }
 
-void Peer::request_on_loop(uint16_t type, Bytes payload, std::function<void(Reply)> on_reply) { send_request_on_loop(type, payload, std::move(on_reply)); }
+void Peer::request_on_loop(uint16_t type, Bytes payload, std::function<void(Reply)> on_reply) {
+  send_request_on_loop(type, payload, std::move(on_reply));
+}
 
 void Peer::on_frame(ControlStream& stream, Frame& frame) {
-    heard_on_loop();
-    if (frame.type == kReply) {
-        Reply reply = decode_reply(frame);
-        auto found = requests_.extract(frame.id);
-        if (!found.empty()) found.mapped()(std::move(reply));
-        return;
-    }
-    std::function<void(Reply)> answer;
-    if (frame.id != 0) {
-        answer = [weak = stream.weak_from_this(), id = frame.id](Reply reply) {
-            if (auto to = weak.lock()) to->send_on_loop(kReply, id, encode_reply(reply), reply.fd.valid() ? &reply.fd : nullptr);
-        };
-    } else if (frame.type == kPing) {
-        answer = [&stream](Reply) { stream.send_on_loop(kPong, 0, {}); };
-    }
-    serve_request_on_loop(frame.type, frame.payload, std::move(frame.fds), std::move(answer));
+  heard_on_loop();
+  if (frame.type == kReply) {
+    Reply reply = decode_reply(frame);
+    auto found = requests_.extract(frame.id);
+    if (!found.empty()) found.mapped()(std::move(reply));
+    return;
+  }
+  std::function<void(Reply)> answer;
+  if (frame.id != 0) {
+    answer = [weak = stream.weak_from_this(), id = frame.id](Reply reply) {
+      if (auto to = weak.lock())
+        to->send_on_loop(kReply, id, encode_reply(reply), reply.fd.valid() ? &reply.fd : nullptr);
+    };
+  } else if (frame.type == kPing) {
+    answer = [&stream](Reply) { stream.send_on_loop(kPong, 0, {}); };
+  }
+  serve_request_on_loop(frame.type, frame.payload, std::move(frame.fds), std::move(answer));
 }
 
 // ---- The peer's requests ----
 
-void Peer::serve_request_on_loop(uint16_t type, ByteView payload, std::vector<Fd> fds, std::function<void(Reply)> answer) {
-    Reply reply;
-    try {
-        Reader in(payload);
-        if (type == kDrop) {
-            const RegionName name = get_name(in);
-            home_.regions().find(name, 0);
-            return home_.drop_on_loop(name.id, [answer](Status status) {
-                if (answer) answer({std::move(status), {}, {}});
-            });
-        }
-        reply = serve_on_loop(type, in, fds);
-    } catch (const Error& error) {
-        // A bad request is answered; bad framing, or a bad frame that wants no answer, ends the stream.
-        if (!answer) throw;
-        reply.status = error.status();
+void Peer::serve_request_on_loop(uint16_t type, ByteView payload, std::vector<Fd> fds,
+                                 std::function<void(Reply)> answer) {
+  Reply reply;
+  try {
+    Reader in(payload);
+    if (type == kDrop) {
+      const RegionName name = get_name(in);
+      home_.regions().find(name, 0);
+      return home_.drop_on_loop(name.id, [answer](Status status) {
+        if (answer) answer({std::move(status), {}, {}});
+      });
     }
-    if (answer) answer(std::move(reply));
+    reply = serve_on_loop(type, in, fds);
+  } catch (const Error& error) {
+    // A bad request is answered; bad framing, or a bad frame that wants no answer, ends the stream.
+    if (!answer) throw;
+    reply.status = error.status();
+  }
+  if (answer) answer(std::move(reply));
 }
 
 Reply Peer::serve_on_loop(uint16_t type, Reader& in, std::vector<Fd>& fds) {
-    Reply reply;
-    switch (type) {
-        case kPing:
-        case kPong: break;
-        case kNotify: {
-            const RegionName name = get_name(in);
-            const auto value = in.get<uint64_t>();
-            home_.regions().find(name, MR_WRITE)->notify(value);
-            break;
-        }
-        case kAtomic: {
-            const RegionName name = get_name(in);
-            const auto offset = in.get<uint64_t>();
-            const auto verb = static_cast<Verb>(in.get<uint8_t>());
-            const auto a = in.get<uint64_t>(), b = in.get<uint64_t>();
-            const RegionRef region = home_.regions().find(name, MR_READ | MR_WRITE, View::contiguous(offset, sizeof(uint64_t)));
-            auto* const word = reinterpret_cast<uint64_t*>(region->base + offset);
-            if (reinterpret_cast<uintptr_t>(word) % sizeof(uint64_t) != 0)
-                throw Error(MR_OUT_OF_BOUNDS, "offset " + std::to_string(offset) + " is not aligned to 8 bytes in the owner's memory");
-            std::atomic_ref<uint64_t> cell(*word);
-            uint64_t old = a;
-            if (verb == Verb::fetch_add)
-                old = cell.fetch_add(a);
-            else if (verb == Verb::compare_and_swap)
-                cell.compare_exchange_strong(old, b);
-            else
-                throw Error(MR_PROTOCOL, "unknown atomic " + std::to_string(static_cast<int>(verb)));
-            reply.payload = Writer().put(old).take();
-            break;
-        }
-        case kLookup: reply.payload = home_.lookup(in.text(kMaxText)); break;
-        case kMessage: home_.deliver_on_loop(*this, in.rest()); break;
-        case kCredit: {
-            const auto bytes = in.get<uint64_t>();
-            std::lock_guard guard(window_lock_);
-            window_used_ -= std::min(bytes, window_used_);
-            window_opened_.notify_all();
-            break;
-        }
-        default: return serve_lane_on_loop(type, in, fds);
+  Reply reply;
+  switch (type) {
+    case kPing:
+    case kPong:
+      break;
+    case kNotify: {
+      const RegionName name = get_name(in);
+      const auto value = in.get<uint64_t>();
+      home_.regions().find(name, MR_WRITE)->notify(value);
+      break;
     }
-    return reply;
+    case kAtomic: {
+      const RegionName name = get_name(in);
+      const auto offset = in.get<uint64_t>();
+      const auto verb = static_cast<Verb>(in.get<uint8_t>());
+      const auto a = in.get<uint64_t>(), b = in.get<uint64_t>();
+      const RegionRef region =
+          home_.regions().find(name, MR_READ | MR_WRITE, View::contiguous(offset, sizeof(uint64_t)));
+      auto* const word = reinterpret_cast<uint64_t*>(region->base + offset);
+      if (reinterpret_cast<uintptr_t>(word) % sizeof(uint64_t) != 0)
+        throw Error(MR_OUT_OF_BOUNDS,
+                    "offset " + std::to_string(offset) + " is not aligned to 8 bytes in the owner's memory");
+      std::atomic_ref<uint64_t> cell(*word);
+      uint64_t old = a;
+      if (verb == Verb::fetch_add)
+        old = cell.fetch_add(a);
+      else if (verb == Verb::compare_and_swap)
+        cell.compare_exchange_strong(old, b);
+      else
+        throw Error(MR_PROTOCOL, "unknown atomic " + std::to_string(static_cast<int>(verb)));
+      reply.payload = Writer().put(old).take();
+      break;
+    }
+    case kLookup:
+      reply.payload = home_.lookup(in.text(kMaxText));
+      break;
+    case kMessage:
+      home_.deliver_on_loop(*this, in.rest());
+      break;
+    case kCredit: {
+      const auto bytes = in.get<uint64_t>();
+      std::lock_guard guard(window_lock_);
+      window_used_ -= std::min(bytes, window_used_);
+      window_opened_.notify_all();
+      break;
+    }
+    default:
+      return serve_lane_on_loop(type, in, fds);
+  }
+  return reply;
 }
 
 Reply Peer::serve_lane_on_loop(uint16_t type, Reader& in, std::vector<Fd>& fds) {
-    for (const auto& lane : *links()) {
-        if (type < lane.first_frame || type >= lane.first_frame + kFramesPerLane || lane.first_frame == 0) continue;
-        Reply reply;
-        lane.link->on_frame_on_loop(type, in, fds, reply);
-        return reply;
-    }
-    throw Error(MR_PROTOCOL, "unknown frame type " + std::to_string(type));
+  for (const auto& lane : *links()) {
+    if (type < lane.first_frame || type >= lane.first_frame + kFramesPerLane || lane.first_frame == 0) continue;
+    Reply reply;
+    lane.link->on_frame_on_loop(type, in, fds, reply);
+    return reply;
+  }
+  throw Error(MR_PROTOCOL, "unknown frame type " + std::to_string(type));
 }
 
 bool Peer::touches(uint64_t region_id) {
-    const auto now = links();
-    return std::any_of(now->begin(), now->end(), [&](const Lane& lane) { return lane.link->touches(region_id); });
+  const auto now = links();
+  return std::any_of(now->begin(), now->end(), [&](const Lane& lane) { return lane.link->touches(region_id); });
 }
 
 std::string Peer::lane_name(const RemoteRegion& remote) {
-    Op probe;
-    probe.verb = (remote.access & MR_READ) != 0 ? Verb::read : Verb::write;
-    probe.remote = std::make_shared<const RemoteRegion>(remote);
-    for (const auto& lane : *links())
-        if (lane.link->refuses(probe).empty()) return lane.link->lane_for(remote);
-    return "";
+  Op probe;
+  probe.verb = (remote.access & MR_READ) != 0 ? Verb::read : Verb::write;
+  probe.remote = std::make_shared<const RemoteRegion>(remote);
+  for (const auto& lane : *links())
+    if (lane.link->refuses(probe).empty()) return lane.link->lane_for(remote);
+  return "";
 }
 
 // ---- Messages ----
 
 Status Peer::send_message(ByteView data, double timeout) {
-    const Time deadline = timeout < 0 ? Time::max() : after(std::min(timeout, 1e9));
-    const std::string full = "the peer reads no messages and its window is full";
-    std::unique_lock order(send_order_, std::defer_lock);
+  const Time deadline = timeout < 0 ? Time::max() : after(std::min(timeout, 1e9));
+  const std::string full = "the peer reads no messages and its window is full";
+  std::unique_lock order(send_order_, std::defer_lock);
+  if (deadline == Time::max())
+    order.lock();
+  else if (!order.try_lock_until(deadline))
+    return fail(MR_TRANSFER_TIMEOUT, full);
+  std::unique_lock guard(window_lock_);
+  if (!window_up_) return fail(MR_PEER_LOST, "not connected");
+  if (data.size() > window_ / 2)
+    return fail(MR_RESOURCE_EXHAUSTED, "a message of " + std::to_string(data.size()) +
+                                           " bytes is over half of the peer's window of " + std::to_string(window_) +
+                                           " (option message_window_bytes)");
+  while (window_up_ && window_used_ + data.size() > window_) {
     if (deadline == Time::max())
-        order.lock();
-    else if (!order.try_lock_until(deadline))
-        return fail(MR_TRANSFER_TIMEOUT, full);
-    std::unique_lock guard(window_lock_);
-    if (!window_up_) return fail(MR_PEER_LOST, "not connected");
-    if (data.size() > window_ / 2)
-        return fail(MR_RESOURCE_EXHAUSTED, "a message of " + std::to_string(data.size()) + " bytes is over half of the peer's window of " + std::to_string(window_) + " (option message_window_bytes)");
-    while (window_up_ && window_used_ + data.size() > window_) {
-        if (deadline == Time::max())
-            window_opened_.wait(guard);
-        else if (window_opened_.wait_until(guard, deadline) == std::cv_status::timeout)
-            return fail(MR_TRANSFER_TIMEOUT, full);
-    }
-    if (!window_up_) return fail(MR_PEER_LOST, "the peer was lost");
-    window_used_ += data.size();
-    guard.unlock();  // the loop takes it, and may run in this thread now
-    loop().run([self = shared_from_this(), bytes = Bytes(data.begin(), data.end())]() mutable { self->send_on_loop(kMessage, std::move(bytes), nullptr); });
-    return {};
+      window_opened_.wait(guard);
+    else if (window_opened_.wait_until(guard, deadline) == std::cv_status::timeout)
+      return fail(MR_TRANSFER_TIMEOUT, full);
+  }
+  if (!window_up_) return fail(MR_PEER_LOST, "the peer was lost");
+  window_used_ += data.size();
+  guard.unlock();  // the loop takes it, and may run in this thread now
+  loop().run([self = shared_from_this(), bytes = Bytes(data.begin(), data.end())]() mutable {
+    self->send_on_loop(kMessage, std::move(bytes), nullptr);
+  });
+  return {};
 }
 
 Status Peer::reply_message_on_loop(ByteView data) {
-    if (streams_.empty()) return fail(MR_PEER_LOST, "not connected");
-    streams_.front()->send_on_loop(kMessage, 0, data);
-    return {};
+  if (streams_.empty()) return fail(MR_PEER_LOST, "not connected");
+  streams_.front()->send_on_loop(kMessage, 0, data);
+  return {};
 }
 
 void Peer::count_message_on_loop(uint64_t bytes) {
-    unread_ += bytes;
-    if (unread_ > options().raw.message_window_bytes) throw Error(MR_PROTOCOL, "messages past the window that was granted");
+  unread_ += bytes;
+  if (unread_ > options().raw.message_window_bytes)
+    throw Error(MR_PROTOCOL, "messages past the window that was granted");
 }
 
 void Peer::give_credit_on_loop(uint64_t bytes) {
-    unread_ -= std::min(bytes, unread_);
-    credit_due_ += bytes;
-    if (credit_due_ < options().raw.message_window_bytes / 4 || streams_.empty()) return;
-    send_on_loop(kCredit, Writer().put(std::exchange(credit_due_, 0)).take(), nullptr);
+  unread_ -= std::min(bytes, unread_);
+  credit_due_ += bytes;
+  if (credit_due_ < options().raw.message_window_bytes / 4 || streams_.empty()) return;
+  send_on_loop(kCredit, Writer().put(std::exchange(credit_due_, 0)).take(), nullptr);
 }
 
 }  // namespace mr

@@ -17,134 +17,134 @@ namespace mr {
 
 // What all peers of an engine share and serve from. Implemented by the engine; no lane is named below this line.
 class Home {
-   public:
-    struct LaneType {
-        const char* name;
-        uint16_t first_frame;  // its control frames: first_frame .. first_frame + 99
-        uint32_t flag;         // mr_flags bit that asks for it
-        std::shared_ptr<Link> (*make)(LinkHost&);  // null result: not with this peer
-    };
+ public:
+  struct LaneType {
+    const char* name;
+    uint16_t first_frame;                      // its control frames: first_frame .. first_frame + 99
+    uint32_t flag;                             // mr_flags bit that asks for it
+    std::shared_ptr<Link> (*make)(LinkHost&);  // null result: not with this peer
+  };
 
-    virtual Loop& loop() = 0;
-    virtual RegionTable& regions() = 0;
-    virtual const Options& options() = 0;
-    virtual const PeerInfo& self() = 0;
-    virtual const std::vector<LaneType>& lanes() = 0;  // best first
-    // Drops one of our regions; `done` once nobody is in it, or at the timeout. On the loop.
-    virtual void drop_on_loop(uint64_t region_id, std::function<void(Status)> done) = 0;
-    // A published blob; throws MR_CONFIG where there is none.
-    virtual Bytes lookup(const std::string& name) = 0;
-    virtual void deliver_on_loop(Peer& from, ByteView message) = 0;
-    virtual void session_on_loop(uint64_t session_id, const std::shared_ptr<Peer>& peer, bool begin) = 0;
-    virtual void count(const char* counter, uint64_t amount) = 0;
-    virtual void op_ended() = 0;
+  virtual Loop& loop() = 0;
+  virtual RegionTable& regions() = 0;
+  virtual const Options& options() = 0;
+  virtual const PeerInfo& self() = 0;
+  virtual const std::vector<LaneType>& lanes() = 0;  // best first
+  // Drops one of our regions; `done` once nobody is in it, or at the timeout. On the loop.
+  virtual void drop_on_loop(uint64_t region_id, std::function<void(Status)> done) = 0;
+  // A published blob; throws MR_CONFIG where there is none.
+  virtual Bytes lookup(const std::string& name) = 0;
+  virtual void deliver_on_loop(Peer& from, ByteView message) = 0;
+  virtual void session_on_loop(uint64_t session_id, const std::shared_ptr<Peer>& peer, bool begin) = 0;
+  virtual void count(const char* counter, uint64_t amount) = 0;
+  virtual void op_ended() = 0;
 
-   protected:
-    ~Home() = default;
+ protected:
+  ~Home() = default;
 };
 
 class Peer : public LinkHost, public ControlStream::Handler, public std::enable_shared_from_this<Peer> {
-   public:
-    Peer(Home& home, Address address);
-    ~Peer();
+ public:
+  Peer(Home& home, Address address);
+  ~Peer();
 
-    // Any thread. The operation ends in one Op::finish.
-    void submit(const OpRef& op);
-    void stop(const OpRef& op, int kind);
+  // Any thread. The operation ends in one Op::finish.
+  void submit(const OpRef& op);
+  void stop(const OpRef& op, int kind);
 
-    void adopt_on_loop(std::shared_ptr<ControlStream> stream);  // accepted; it is up
-    void become_self_on_loop();                                 // this process itself
-    void close_on_loop(const Status& why);                      // ends everything, for good
-    bool touches(uint64_t region_id);
-    void broadcast_on_loop(uint16_t type, const Bytes& payload);  // to a peer that is up; else nothing
-    DataDoor::Session session_on_loop(uint64_t session_id);
-    const Address& address() const { return address_; }
-    std::string lane_name(const RemoteRegion& remote);  // any thread; "" while not connected
+  void adopt_on_loop(std::shared_ptr<ControlStream> stream);  // accepted; it is up
+  void become_self_on_loop();                                 // this process itself
+  void close_on_loop(const Status& why);                      // ends everything, for good
+  bool touches(uint64_t region_id);
+  void broadcast_on_loop(uint16_t type, const Bytes& payload);  // to a peer that is up; else nothing
+  DataDoor::Session session_on_loop(uint64_t session_id);
+  const Address& address() const { return address_; }
+  std::string lane_name(const RemoteRegion& remote);  // any thread; "" while not connected
 
-    // Messages: any thread. Waits while the peer's window is full.
-    Status send_message(ByteView data, double timeout);
-    Status reply_message_on_loop(ByteView data);
-    void count_message_on_loop(uint64_t bytes);  // arrived; throws MR_PROTOCOL past the window
-    void give_credit_on_loop(uint64_t bytes);     // read
+  // Messages: any thread. Waits while the peer's window is full.
+  Status send_message(ByteView data, double timeout);
+  Status reply_message_on_loop(ByteView data);
+  void count_message_on_loop(uint64_t bytes);  // arrived; throws MR_PROTOCOL past the window
+  void give_credit_on_loop(uint64_t bytes);    // read
 
-    // LinkHost
-    Loop& loop() override { return home_.loop(); }
-    RegionTable& regions() override { return home_.regions(); }
-    const Options& options() override { return home_.options(); }
-    const PeerInfo& info() override { return info_; }
-    uint64_t session_id() override;
-    Digest session_key() override;
-    void send_on_loop(uint16_t type, Bytes payload, const Fd* pass_fd) override;
-    void request_on_loop(uint16_t type, Bytes payload, std::function<void(Reply)> on_reply) override;
-    void heard_on_loop() override { last_heard_ = Clock::now(); }
-    void on_done(const OpRef& op, Status status) override;
-    void count(const char* counter, uint64_t amount) override { home_.count(counter, amount); }
+  // LinkHost
+  Loop& loop() override { return home_.loop(); }
+  RegionTable& regions() override { return home_.regions(); }
+  const Options& options() override { return home_.options(); }
+  const PeerInfo& info() override { return info_; }
+  uint64_t session_id() override;
+  Digest session_key() override;
+  void send_on_loop(uint16_t type, Bytes payload, const Fd* pass_fd) override;
+  void request_on_loop(uint16_t type, Bytes payload, std::function<void(Reply)> on_reply) override;
+  void heard_on_loop() override { last_heard_ = Clock::now(); }
+  void on_done(const OpRef& op, Status status) override;
+  void count(const char* counter, uint64_t amount) override { home_.count(counter, amount); }
 
-   private:
-    enum class State { idle, connecting, up, self, closed };
-    struct Lane {
-        std::shared_ptr<Link> link;
-        uint32_t flag;         // mr_flags bit
-        uint16_t first_frame;
-    };
-    using Links = std::vector<Lane>;  // best first
+ private:
+  enum class State { idle, connecting, up, self, closed };
+  struct Lane {
+    std::shared_ptr<Link> link;
+    uint32_t flag;  // mr_flags bit
+    uint16_t first_frame;
+  };
+  using Links = std::vector<Lane>;  // best first
 
-    // The life of an operation.
-    void admit_on_loop(const OpRef& op);
-    void dispatch_on_loop(const OpRef& op);
-    bool next_link_on_loop(const OpRef& op);
-    void request_op_on_loop(const OpRef& op, uint16_t type, Bytes payload);
-    uint64_t send_request_on_loop(uint16_t type, const Bytes& payload, std::function<void(Reply)> on_reply);
-    void done_on_loop(const OpRef& op, Status status);
-    void notify_on_loop(const OpRef& op);
-    void finish_on_loop(const OpRef& op, Status status);
-    void stop_on_loop(const OpRef& op, int kind);
+  // The life of an operation.
+  void admit_on_loop(const OpRef& op);
+  void dispatch_on_loop(const OpRef& op);
+  bool next_link_on_loop(const OpRef& op);
+  void request_op_on_loop(const OpRef& op, uint16_t type, Bytes payload);
+  uint64_t send_request_on_loop(uint16_t type, const Bytes& payload, std::function<void(Reply)> on_reply);
+  void done_on_loop(const OpRef& op, Status status);
+  void notify_on_loop(const OpRef& op);
+  void finish_on_loop(const OpRef& op, Status status);
+  void stop_on_loop(const OpRef& op, int kind);
 
-    // The connection.
-    void connect_on_loop();
-    void up_on_loop(std::shared_ptr<ControlStream> stream);
-    void lost_on_loop(const Status& why);
-    void beat_on_loop();
-    void watch_process_on_loop();
-    void on_up(ControlStream& stream) override;
-    void on_frame(ControlStream& stream, Frame& frame) override;
-    void on_closed(ControlStream& stream, const Status& status) override;
+  // The connection.
+  void connect_on_loop();
+  void up_on_loop(std::shared_ptr<ControlStream> stream);
+  void lost_on_loop(const Status& why);
+  void beat_on_loop();
+  void watch_process_on_loop();
+  void on_up(ControlStream& stream) override;
+  void on_frame(ControlStream& stream, Frame& frame) override;
+  void on_closed(ControlStream& stream, const Status& status) override;
 
-    // The peer's requests.
-    Reply serve_on_loop(uint16_t type, Reader& in, std::vector<Fd>& fds);
-    Reply serve_lane_on_loop(uint16_t type, Reader& in, std::vector<Fd>& fds);
-    void serve_request_on_loop(uint16_t type, ByteView payload, std::vector<Fd> fds, std::function<void(Reply)> answer);
-    void take_reply_on_loop(Frame& frame);
+  // The peer's requests.
+  Reply serve_on_loop(uint16_t type, Reader& in, std::vector<Fd>& fds);
+  Reply serve_lane_on_loop(uint16_t type, Reader& in, std::vector<Fd>& fds);
+  void serve_request_on_loop(uint16_t type, ByteView payload, std::vector<Fd> fds, std::function<void(Reply)> answer);
+  void take_reply_on_loop(Frame& frame);
 
-    std::shared_ptr<const Links> links();
-    void set_links_on_loop(Links links);
-    ControlStream& stream_on_loop();
+  std::shared_ptr<const Links> links();
+  void set_links_on_loop(Links links);
+  ControlStream& stream_on_loop();
 
-    Home& home_;
-    const Address address_;
-    State state_ = State::idle;
-    PeerInfo info_;
-    std::shared_ptr<Dialer> dialer_;
-    std::vector<std::shared_ptr<ControlStream>> streams_;  // the first carries what we begin
-    std::unordered_set<OpRef> pending_;
-    std::vector<OpRef> waiting_;  // for the connection
-    uint64_t next_request_ = 1;
-    std::unordered_map<uint64_t, std::function<void(Reply)>> requests_;
-    Time last_heard_{}, next_beat_{};
-    bool beating_ = false;
-    class ProcessWatch;
-    std::unique_ptr<ProcessWatch> process_;
+  Home& home_;
+  const Address address_;
+  State state_ = State::idle;
+  PeerInfo info_;
+  std::shared_ptr<Dialer> dialer_;
+  std::vector<std::shared_ptr<ControlStream>> streams_;  // the first carries what we begin
+  std::unordered_set<OpRef> pending_;
+  std::vector<OpRef> waiting_;  // for the connection
+  uint64_t next_request_ = 1;
+  std::unordered_map<uint64_t, std::function<void(Reply)>> requests_;
+  Time last_heard_{}, next_beat_{};
+  bool beating_ = false;
+  class ProcessWatch;
+  std::unique_ptr<ProcessWatch> process_;
 
-    std::mutex links_lock_;
-    std::shared_ptr<const Links> links_ = std::make_shared<const Links>();
+  std::mutex links_lock_;
+  std::shared_ptr<const Links> links_ = std::make_shared<const Links>();
 
-    // Message window towards the peer.
-    std::timed_mutex send_order_;  // taken before window_lock_; never on the loop
-    std::mutex window_lock_;
-    std::condition_variable window_opened_;
-    uint64_t window_ = 0, window_used_ = 0;
-    bool window_up_ = false;
-    uint64_t unread_ = 0, credit_due_ = 0;
+  // Message window towards the peer.
+  std::timed_mutex send_order_;  // taken before window_lock_; never on the loop
+  std::mutex window_lock_;
+  std::condition_variable window_opened_;
+  uint64_t window_ = 0, window_used_ = 0;
+  bool window_up_ = false;
+  uint64_t unread_ = 0, credit_due_ = 0;
 };
 
 }  // namespace mr

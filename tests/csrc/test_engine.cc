@@ -1,0 +1,364 @@
+// Engines talking to each other through the C face: the life of an operation, names, messages, the end of an engine.
+#include "engine.h"
+
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+#include <string>
+#include <thread>
+#include <vector>
+
+#include "check.h"
+
+namespace {
+
+const uint8_t kSecret[] = "a secret of this test's two engines";
+
+struct Engine {
+  explicit Engine(const char* name, void (*change)(mr_options&) = nullptr) {
+    mr_options options;
+    mr_options_default(&options);
+    options.name = name;
+    options.secret = kSecret;
+    options.secret_len = sizeof kSecret;
+    if (change != nullptr) change(options);
+    mr_error error{};
+    if (mr_engine_create(&options, &handle, &error) != MR_OK) throw std::runtime_error(error.message);
+  }
+  ~Engine() { close(); }
+  void close() { mr_engine_close(std::exchange(handle, nullptr)); }
+  std::string address() const { return mr_engine_address(handle); }
+  uint64_t counter(const std::string& name) const {
+    std::string text(8192, 0);
+    mr_engine_counters(handle, text.data(), text.size());
+    const size_t at = text.find("\"" + name + "\": ");
+    return at == text.npos ? 0 : std::stoull(text.substr(at + name.size() + 4));
+  }
+
+  mr_engine* handle = nullptr;
+};
+
+struct Buffer {
+  Buffer(Engine& owner, Engine& reader, void* memory, uint64_t size, uint32_t access = MR_READ | MR_WRITE) {
+    mr_error error{};
+    if (mr_region_create(owner.handle, memory, size, access, &region, &error) != MR_OK)
+      throw std::runtime_error(error.message);
+    std::vector<uint8_t> descriptor(mr_region_descriptor(region, nullptr, 0));
+    mr_region_descriptor(region, descriptor.data(), descriptor.size());
+    if (mr_remote_open(reader.handle, descriptor.data(), descriptor.size(), &remote, &error) != MR_OK)
+      throw std::runtime_error(error.message);
+  }
+  ~Buffer() {
+    mr_remote_close(remote);
+    mr_region_close(region);
+  }
+
+  mr_region* region = nullptr;
+  mr_remote* remote = nullptr;
+};
+
+int finish(mr_op* op, mr_result* result = nullptr) {
+  CHECK_EQ(mr_op_wait(op, 20), 1);
+  mr_result own;
+  const int kind = mr_op_result(op, result != nullptr ? result : &own);
+  if (kind != MR_OK && std::getenv("MR_TEST_VERBOSE") != nullptr)
+    std::fprintf(stderr, "     %s\n", (result != nullptr ? result : &own)->message);
+  mr_op_release(op);
+  return kind;
+}
+
+int transfer(Buffer& buffer, uint32_t verb, void* local, uint64_t offset, uint64_t length, mr_result* result = nullptr,
+             uint32_t flags = 0) {
+  mr_op* op = nullptr;
+  mr_error error{};
+  if (const int kind = mr_transfer_bytes(buffer.remote, verb, local, offset, length, 20, flags, &op, &error);
+      kind != MR_OK)
+    return kind;
+  return finish(op, result);
+}
+
+void only_tcp(mr_options& options) { options.lanes = "tcp"; }
+void over_tls(mr_options& options) { options.same_host_unix = 0; }
+
+}  // namespace
+
+TEST(every_lane_moves_the_same_bytes) {
+  for (auto change : {static_cast<void (*)(mr_options&)>(nullptr), only_tcp, over_tls}) {
+    Engine owner("owner", change), reader("reader", change);
+    std::vector<uint8_t> theirs(1 << 20), ours(1 << 20);
+    for (size_t i = 0; i < theirs.size(); ++i) theirs[i] = static_cast<uint8_t>(i * 7);
+    Buffer buffer(owner, reader, theirs.data(), theirs.size());
+    CHECK_EQ(transfer(buffer, MR_READ, ours.data(), 0, ours.size()), MR_OK);
+    CHECK(ours == theirs);
+    std::memset(ours.data(), 9, ours.size());
+    CHECK_EQ(transfer(buffer, MR_WRITE, ours.data(), 0, ours.size()), MR_OK);
+    CHECK(ours == theirs);
+  }
+}
+
+TEST(bad_arguments_are_refused_before_anything_starts) {
+  Engine owner("owner"), reader("reader");
+  uint64_t theirs[4] = {}, ours[4] = {};
+  Buffer buffer(owner, reader, theirs, sizeof theirs), readable(owner, reader, theirs, sizeof theirs, MR_READ);
+  CHECK_EQ(transfer(buffer, MR_READ, ours, 1, sizeof theirs), MR_OUT_OF_BOUNDS);
+  CHECK_EQ(transfer(buffer, MR_READ, ours, ~0ull, 2), MR_OUT_OF_BOUNDS);
+  CHECK_EQ(transfer(buffer, MR_READ, nullptr, 0, 8), MR_CONFIG);
+  CHECK_EQ(transfer(buffer, 3, ours, 0, 8), MR_CONFIG);
+  CHECK_EQ(transfer(readable, MR_WRITE, ours, 0, 8), MR_ACCESS_DENIED);
+  mr_op* op = nullptr;
+  CHECK_EQ(mr_fetch_add(buffer.remote, 4, 1, 1, &op, nullptr), MR_OUT_OF_BOUNDS);
+  CHECK_EQ(mr_fetch_add(buffer.remote, 32, 1, 1, &op, nullptr), MR_OUT_OF_BOUNDS);
+  CHECK_EQ(mr_fetch_add(readable.remote, 0, 1, 1, &op, nullptr), MR_ACCESS_DENIED);
+  mr_region* region = nullptr;
+  CHECK_EQ(mr_region_create(owner.handle, theirs, 8, 4, &region, nullptr), MR_CONFIG);
+  CHECK_EQ(mr_region_create(owner.handle, nullptr, 8, MR_READ, &region, nullptr), MR_REGISTRATION);
+  mr_remote* remote = nullptr;
+  CHECK_EQ(mr_remote_open(reader.handle, kSecret, sizeof kSecret, &remote, nullptr), MR_PROTOCOL);
+  CHECK_EQ(mr_connect(reader.handle, "nonsense", 1, &op, nullptr), MR_CONFIG);
+  CHECK_EQ(mr_connect(reader.handle, nullptr, 1, &op, nullptr), MR_CONFIG);
+  CHECK_EQ(owner.counter("ops_in_flight"), 0u);
+}
+
+TEST(options_are_checked_by_name) {
+  mr_error error{};
+  mr_engine* engine = nullptr;
+  const auto refused = [&](void (*change)(mr_options&), const char* name) {
+    mr_options options;
+    mr_options_default(&options);
+    change(options);
+    CHECK_EQ(mr_engine_create(&options, &engine, &error), MR_CONFIG);
+    CHECK(std::string(error.message).find(name) != std::string::npos);
+  };
+  refused([](mr_options& o) { o.lanes = "shm,carrier-pigeon"; }, "lanes");
+  refused([](mr_options& o) { o.tcp_sockets = 0; }, "tcp_sockets");
+  refused([](mr_options& o) { o.heartbeat_timeout = -1; }, "heartbeat_timeout");
+  refused([](mr_options& o) { o.heartbeat_interval = 1.0 / 0.0; }, "heartbeat_interval");
+  refused(
+      [](mr_options& o) {
+        o.secret = kSecret;
+        o.secret_len = 15;
+      },
+      "16");
+  refused([](mr_options& o) { o.listen_host = "no.such.interface.here"; }, "no.such.interface.here");
+}
+
+TEST(atomics_and_notifications) {
+  Engine owner("owner"), reader("reader");
+  alignas(8) uint64_t word = 5;
+  Buffer buffer(owner, reader, &word, sizeof word);
+  mr_result result;
+  mr_op* op = nullptr;
+  CHECK_EQ(mr_fetch_add(buffer.remote, 0, 10, 20, &op, nullptr), MR_OK);
+  CHECK_EQ(finish(op, &result), MR_OK);
+  CHECK_EQ(result.value, 5u);
+  CHECK_EQ(mr_compare_and_swap(buffer.remote, 0, 15, 99, 20, &op, nullptr), MR_OK);
+  CHECK_EQ(finish(op, &result), MR_OK);
+  CHECK_EQ(result.value, 15u);
+  CHECK_EQ(word, 99u);
+  mr_view all{};
+  all.run = sizeof word;
+  uint64_t value = 123, got = 0;
+  CHECK_EQ(mr_transfer(buffer.remote, MR_WRITE, &value, &all, &all, 20, 0, 1, 777, &op, nullptr), MR_OK);
+  CHECK_EQ(mr_region_notification(buffer.region, 20, &got, nullptr), 1);
+  CHECK_EQ(got, 777u);
+  CHECK_EQ(word, 123u);
+  CHECK_EQ(finish(op), MR_OK);
+  CHECK_EQ(mr_region_notification(buffer.region, 0, &got, nullptr), 0);
+}
+
+TEST(drop_refuses_and_wakes_who_waits_for_notifications) {
+  Engine owner("owner"), reader("reader");
+  char memory[64] = {}, got[64];
+  Buffer buffer(owner, reader, memory, sizeof memory);
+  CHECK_EQ(transfer(buffer, MR_READ, got, 0, 64), MR_OK);
+  std::thread waiter([&] {
+    uint64_t value;
+    CHECK_EQ(mr_region_notification(buffer.region, 20, &value, nullptr), -MR_ACCESS_DENIED);
+  });
+  mr_op* op = nullptr;
+  CHECK_EQ(mr_remote_drop(buffer.remote, 20, &op, nullptr), MR_OK);
+  CHECK_EQ(finish(op), MR_OK);
+  waiter.join();
+  CHECK_EQ(transfer(buffer, MR_READ, got, 0, 64), MR_ACCESS_DENIED);
+  CHECK_EQ(mr_region_dropped(buffer.region), 1);
+  CHECK_EQ(mr_region_drop(buffer.region, &op, nullptr), MR_OK);  // again: no error
+  CHECK_EQ(finish(op), MR_OK);
+}
+
+TEST(names_are_served_without_the_owners_threads) {
+  Engine owner("owner"), reader("reader");
+  const std::string blob(100'000, 'b');
+  mr_error error{};
+  CHECK_EQ(mr_publish(owner.handle, "weights", reinterpret_cast<const uint8_t*>(blob.data()), blob.size(), &error),
+           MR_OK);
+  std::string got(blob.size(), 0);
+  uint64_t length = 0;
+  CHECK_EQ(mr_lookup(reader.handle, owner.address().c_str(), "weights", 20, reinterpret_cast<uint8_t*>(got.data()),
+                     got.size(), &length, &error),
+           MR_OK);
+  CHECK(got == blob);
+  CHECK_EQ(mr_lookup(reader.handle, owner.address().c_str(), "bias", 20, nullptr, 0, &length, &error), MR_CONFIG);
+  CHECK(std::string(error.message).find("bias") != std::string::npos);
+  CHECK_EQ(mr_lookup(owner.handle, owner.address().c_str(), "weights", 20, nullptr, 0, &length, &error),
+           MR_OK);  // our own
+  CHECK_EQ(mr_unpublish(owner.handle, "weights", &error), MR_OK);
+  CHECK_EQ(mr_unpublish(owner.handle, "weights", &error), MR_CONFIG);
+}
+
+TEST(messages_keep_their_order_and_the_window) {
+  Engine sender("sender"), receiver("receiver", [](mr_options& o) { o.message_window_bytes = 64 << 10; });
+  constexpr uint32_t kCount = 5000;
+  std::thread sending([&] {
+    std::vector<uint8_t> data(1000);
+    for (uint32_t i = 0; i < kCount; ++i) {
+      std::memcpy(data.data(), &i, sizeof i);
+      mr_error error{};
+      if (mr_message_send(sender.handle, receiver.address().c_str(), data.data(), data.size(), 20, &error) != MR_OK)
+        std::fprintf(stderr, "%s\n", error.message);
+    }
+  });
+  for (uint32_t i = 0; i < kCount; ++i) {
+    mr_message* message = nullptr;
+    CHECK_EQ(mr_message_next(receiver.handle, 20, &message, nullptr), 1);
+    uint64_t length;
+    uint32_t number;
+    std::memcpy(&number, mr_message_data(message, &length), sizeof number);
+    CHECK_EQ(number, i);
+    CHECK_EQ(length, 1000u);
+    CHECK_EQ(std::string(mr_message_sender(message)), sender.address());
+    mr_message_free(message);
+  }
+  sending.join();
+}
+
+TEST(a_sender_waits_for_a_reader_that_does_not_read) {
+  Engine sender("sender"), receiver("receiver", [](mr_options& o) { o.message_window_bytes = 64 << 10; });
+  std::vector<uint8_t> data(30'000);
+  mr_error error{};
+  const std::string to = receiver.address();
+  CHECK_EQ(mr_message_send(sender.handle, to.c_str(), data.data(), data.size(), 5, &error), MR_OK);
+  CHECK_EQ(mr_message_send(sender.handle, to.c_str(), data.data(), data.size(), 5, &error), MR_OK);
+  CHECK_EQ(mr_message_send(sender.handle, to.c_str(), data.data(), data.size(), 0.05, &error), MR_TRANSFER_TIMEOUT);
+  CHECK_EQ(mr_message_send(sender.handle, to.c_str(), data.data(), 40'000 - 7'000, 0.05, &error),
+           MR_RESOURCE_EXHAUSTED);
+  mr_message* message = nullptr;
+  CHECK_EQ(mr_message_next(receiver.handle, 5, &message, nullptr), 1);
+  mr_message_free(message);
+  CHECK_EQ(mr_message_send(sender.handle, to.c_str(), data.data(), data.size(), 5, &error), MR_OK);
+}
+
+TEST(closing_ends_everything_that_waits) {
+  Engine owner("owner", only_tcp), reader("reader", only_tcp);
+  std::vector<uint8_t> theirs(32 << 20), ours(32 << 20);
+  Buffer buffer(owner, reader, theirs.data(), theirs.size());
+  std::vector<mr_op*> ops(16);
+  for (auto& op : ops)
+    CHECK_EQ(mr_transfer_bytes(buffer.remote, MR_READ, ours.data(), 0, ours.size(), -1, 0, &op, nullptr), MR_OK);
+  mr_op* watch = nullptr;
+  CHECK_EQ(mr_watch(reader.handle, owner.address().c_str(), &watch, nullptr), MR_OK);
+  reader.close();
+  for (auto* op : ops) {
+    CHECK_EQ(mr_op_done(op), 1);
+    mr_result result;
+    const int kind = mr_op_result(op, &result);
+    if (kind != MR_OK && kind != MR_CANCELLED) std::fprintf(stderr, "     %s\n", result.message);
+    CHECK(kind == MR_OK || kind == MR_CANCELLED);
+    mr_op_release(op);
+  }
+  CHECK_EQ(finish(watch), MR_CANCELLED);
+  mr_op* late = nullptr;
+  CHECK_EQ(mr_transfer_bytes(buffer.remote, MR_READ, ours.data(), 0, 8, 1, 0, &late, nullptr), MR_CONFIG);
+}
+
+TEST(a_peer_that_closes_is_lost) {
+  Engine owner("owner", only_tcp), reader("reader", only_tcp);
+  std::vector<uint8_t> theirs(64 << 20), ours(64 << 20);
+  Buffer buffer(owner, reader, theirs.data(), theirs.size());
+  CHECK_EQ(transfer(buffer, MR_READ, ours.data(), 0, 8), MR_OK);
+  std::vector<mr_op*> ops(8);
+  for (auto& op : ops)
+    CHECK_EQ(mr_transfer_bytes(buffer.remote, MR_READ, ours.data(), 0, ours.size(), -1, 0, &op, nullptr), MR_OK);
+  owner.close();
+  for (auto* op : ops) {
+    const int kind = finish(op);
+    CHECK(kind == MR_OK || kind == MR_PEER_LOST || kind == MR_ACCESS_DENIED);
+  }
+  mr_result result;
+  CHECK_EQ(transfer(buffer, MR_READ, ours.data(), 0, 8, &result), MR_PEER_LOST);
+  CHECK(std::string(result.message).find("owner") != std::string::npos);
+}
+
+TEST(two_that_dial_each_other_at_once_are_one_pair) {
+  for (int round = 0; round < 20; ++round) {
+    Engine a("a"), b("b");
+    uint8_t memory[2][64] = {{1}, {2}}, got[2][64] = {};
+    Buffer of_a(a, b, memory[0], 64), of_b(b, a, memory[1], 64);
+    std::thread other([&] { CHECK_EQ(transfer(of_a, MR_READ, got[0], 0, 64), MR_OK); });
+    CHECK_EQ(transfer(of_b, MR_READ, got[1], 0, 64), MR_OK);
+    other.join();
+    CHECK_EQ(got[0][0], 1u);
+    CHECK_EQ(got[1][0], 2u);
+    CHECK_EQ(a.counter("peers_known"), 1u);
+  }
+}
+
+TEST(many_threads_one_pair) {
+  Engine owner("owner"), reader("reader");
+  std::vector<uint8_t> theirs(1 << 20, 7);
+  Buffer buffer(owner, reader, theirs.data(), theirs.size());
+  std::atomic<int> wrong{0};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 4; ++t)
+    threads.emplace_back([&, t] {
+      std::vector<uint8_t> ours(300'000);
+      for (int i = 0; i < 50; ++i) {
+        const uint32_t lane = i % 2 == 0 ? uint32_t{MR_LANE_TCP} : uint32_t{MR_LANE_SHM};
+        const uint64_t size = static_cast<uint64_t>(1) << (t * 5 + i % 4);
+        if (transfer(buffer, MR_READ, ours.data(), 0, size, nullptr, lane) != MR_OK || ours[size - 1] != 7) ++wrong;
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  CHECK_EQ(wrong.load(), 0);
+}
+
+TEST(completions_wake_a_poller) {
+  Engine owner("owner"), reader("reader");
+  std::vector<uint8_t> theirs(4 << 20), ours(4 << 20);
+  Buffer buffer(owner, reader, theirs.data(), theirs.size());
+  mr_completions* queue = nullptr;
+  CHECK_EQ(mr_completions_create(reader.handle, &queue, nullptr), MR_OK);
+  std::vector<mr_op*> ops(100);
+  for (uint64_t i = 0; i < ops.size(); ++i) {
+    CHECK_EQ(
+        mr_transfer_bytes(buffer.remote, MR_READ, ours.data(), 0, i % 2 ? ours.size() : 8, 20, 0, &ops[i], nullptr),
+        MR_OK);
+    CHECK_EQ(mr_completions_add(queue, ops[i], i), MR_OK);
+  }
+  std::vector<bool> seen(ops.size());
+  for (size_t count = 0; count < ops.size();) {
+    uint64_t tags[8];
+    const uint64_t n = mr_completions_take(queue, tags, 8);
+    if (n == 0) std::this_thread::yield();
+    for (uint64_t i = 0; i < n; ++i) {
+      CHECK(!seen[tags[i]]);
+      seen[tags[i]] = true;
+    }
+    count += n;
+  }
+  for (auto* op : ops) CHECK_EQ(finish(op), MR_OK);
+  mr_completions_close(queue);
+}
+
+TEST(an_idle_pair_is_silent) {
+  Engine owner("owner"), reader("reader");
+  char memory[8], got[8];
+  Buffer buffer(owner, reader, memory, 8);
+  CHECK_EQ(transfer(buffer, MR_READ, got, 0, 8, nullptr, MR_LANE_TCP), MR_OK);
+  // The heartbeat that the operation began ends after one interval; then nothing wakes either loop.
+  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
+  const uint64_t before = owner.counter("loop_wakeups") + reader.counter("loop_wakeups");
+  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+  CHECK_EQ(owner.counter("loop_wakeups") + reader.counter("loop_wakeups"), before);
+}
+
+int main(int argc, char** argv) { return mr::test::run(argc, argv); }
