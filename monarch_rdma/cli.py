@@ -1,0 +1,138 @@
+"""The `monarch-rdma` command. Each subcommand is a module of its own, imported when it is asked for.
+
+Exit codes: 0 done, 1 failed, 2 wrong arguments, 130 interrupted, 141 nobody reads the output any more.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from types import FrameType
+
+__all__ = ["main"]
+
+_INTERRUPTED, _BROKEN_PIPE = 128 + signal.SIGINT, 128 + signal.SIGPIPE
+
+
+def _at_least(least: int) -> Callable[[str], int]:
+    def count(text: str) -> int:
+        if not text.isdecimal() or int(text) < least:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} on")
+        return int(text)
+
+    return count
+
+
+def _sets(text: str) -> tuple[str, ...]:
+    names = tuple(dict.fromkeys(text.split(",")))
+    if not set(names) <= {"real", "generated"}:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a comma list of real and generated")
+    return names
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="monarch-rdma",
+        description="Moves tensors between processes with one-sided reads and writes.",
+    )
+    parser.add_argument("--version", action="store_true", help="print the version and exit")
+    parser.add_argument("--debug", action="store_true", help="show where a failure came from")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+
+    doctor = commands.add_parser("doctor", help="what this host can do, and the command that changes what it cannot")
+    doctor.add_argument("--json", action="store_true", help="print one JSON document")
+
+    # -h belongs to the program too: it knows its own options.
+    commands.add_parser("bench", add_help=False, help="latency and bandwidth of each lane (--help lists the options)")
+
+    demo = commands.add_parser("demo", help="moves a real model's weights between processes, and kills one of them")
+    demo.add_argument("--weights", metavar="FILE", type=Path, help="take the tensors of this safetensors file")
+    demo.add_argument(
+        "--sets", metavar="LIST", type=_sets, default="real,generated", help="real, generated or both [%(default)s]"
+    )
+    demo.add_argument("--small", action="store_true", help="scale the generated set down, for tiny machines")
+    demo.add_argument(
+        "--owners", metavar="N", type=_at_least(2), default=2, help="processes that hold the tensors [%(default)s]"
+    )
+    demo.add_argument(
+        "--readers", metavar="N", type=_at_least(1), default=2, help="processes that pull all of them [%(default)s]"
+    )
+    demo.add_argument(
+        "--max-size",
+        metavar="BYTES",
+        type=_at_least(4096),
+        default=256 << 20,
+        help="largest size of the chart [%(default)s]",
+    )
+    demo.add_argument("--output", metavar="DIR", type=Path, default="demo_out", help="where figures go [%(default)s]")
+    for subparser in (doctor, demo):
+        subparser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    return parser
+
+
+def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
+    if arguments.command == "doctor":
+        from . import doctor
+
+        return doctor.run(as_json=arguments.json)
+    if arguments.command == "bench":
+        from . import bench
+
+        return bench.run(rest)
+    from .demo import run as demo
+
+    plan = demo.Plan(
+        weights=arguments.weights,
+        sets=arguments.sets,
+        small=arguments.small,
+        num_owners=arguments.owners,
+        num_readers=arguments.readers,
+        max_size=arguments.max_size,
+        output=arguments.output,
+    )
+    return demo.run(plan)
+
+
+def _terminated(number: int, frame: FrameType | None) -> None:
+    raise SystemExit(128 + number)  # through every `finally`, so that no process is left
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code."""
+    parser = _parser()
+    arguments, rest = parser.parse_known_args(argv)
+    if rest and arguments.command != "bench":
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    signal.signal(signal.SIGTERM, _terminated)
+    try:
+        if arguments.version:
+            from importlib.metadata import version
+
+            print(f"monarch-rdma {version('monarch-rdma')}")
+            return 0
+        if arguments.command is None:
+            parser.print_help()
+            return 2
+        code = _run(arguments, rest)
+        sys.stdout.flush()
+        return code
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        return _INTERRUPTED
+    except BrokenPipeError:
+        # The interpreter flushes stdout once more on its way out.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return _BROKEN_PIPE
+    except Exception as error:
+        if arguments.debug:
+            raise
+        print(f"monarch-rdma {arguments.command}: {error or type(error).__name__}", file=sys.stderr)
+        return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,123 @@
+"""RDMA cards, GPU runtimes and network interfaces."""
+
+from __future__ import annotations
+
+import os
+import socket
+from pathlib import Path
+
+from . import isolated
+from .check import Check
+from .isolated import Failed
+
+__all__ = ["checks"]
+
+# A NULL list with ENOSYS (38) is how a kernel without RDMA says "no devices".
+_VERBS = """
+import ctypes, json
+try:
+    lib = ctypes.CDLL("libibverbs.so.1", use_errno=True)
+except OSError as error:
+    print(json.dumps(["missing", str(error)])); raise SystemExit
+lib.ibv_get_device_list.restype = ctypes.POINTER(ctypes.c_void_p)
+lib.ibv_get_device_list.argtypes = [ctypes.POINTER(ctypes.c_int)]
+lib.ibv_get_device_name.restype, lib.ibv_get_device_name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
+count = ctypes.c_int()
+devices = lib.ibv_get_device_list(ctypes.byref(count))
+if not devices:
+    print(json.dumps(["errno", ctypes.get_errno()])); raise SystemExit
+print(json.dumps(["devices", [lib.ibv_get_device_name(devices[i]).decode() for i in range(count.value)]]))
+"""
+
+_GPU = """
+import ctypes, json, sys
+names, init, count_of = sys.argv[1].split(","), sys.argv[2], sys.argv[3]
+for name in names:
+    try:
+        lib = ctypes.CDLL(name)
+    except OSError:
+        continue
+    status, count = (getattr(lib, init)(0) if init else 0), ctypes.c_int()
+    status = status or getattr(lib, count_of)(ctypes.byref(count))
+    print(json.dumps([name, status, count.value])); raise SystemExit
+print(json.dumps([None, 0, 0]))
+"""
+
+
+def checks(root: Path = Path("/")) -> list[Check]:
+    """All of this module, in the order in which they are shown."""
+    return [
+        _cards(root),
+        _libibverbs(),
+        _gpu("AMD GPUs", "libamdhip64.so,libamdhip64.so.7,libamdhip64.so.6,libamdhip64.so.5", "", "hipGetDeviceCount"),
+        _gpu("NVIDIA GPUs", "libcuda.so.1", "cuInit", "cuDeviceGetCount"),
+        _interfaces(root),
+    ]
+
+
+def _read(path: Path) -> str:
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def _cards(root: Path) -> Check:
+    """The kernel's view."""
+    found = []
+    for card in sorted((root / "sys/class/infiniband").glob("*")):
+        driver = card / "device/driver"  # software cards have no device
+        name = os.path.basename(os.path.realpath(driver)) if driver.exists() else "software"
+        ports = [_port(port) for port in sorted((card / "ports").glob("*"))]
+        found.append(f"{card.name} ({name}; {'; '.join(ports)})")
+    if found:
+        why = f"{', '.join(found)}; this version has no verbs lane yet, so transfers between hosts go over tcp"
+        return Check("cards", "RDMA cards", True, why)
+    fix = "modprobe mlx5_ib (or bnxt_re, ionic_rdma, irdma); without a card: rdma link add rxe0 type rxe netdev eth0"
+    return Check("cards", "RDMA cards", False, "none: transfers between hosts go over tcp", fix)
+
+
+def _port(port: Path) -> str:
+    state = _read(port / "state").partition(": ")[2] or "?"
+    return f"port {port.name} {state}, {_read(port / 'link_layer')}, {_read(port / 'rate')}"
+
+
+def _libibverbs() -> Check:
+    """The library's view."""
+    name, fix = "libibverbs", "apt-get install libibverbs1 ibverbs-providers"
+    try:
+        what, value = isolated.run(_VERBS)
+    except Failed as failure:
+        return Check("cards", name, False, f"it cannot be used: {failure}", fix)
+    if what == "missing":
+        return Check("cards", name, False, "not installed; only cards need it", fix)
+    if what == "errno":
+        why = "no devices: this kernel has no RDMA" if value == 38 else f"no devices: {os.strerror(value)}"
+        return Check("cards", name, False, why, "modprobe ib_uverbs")
+    return Check("cards", name, bool(value), f"devices: {', '.join(value) or 'none'}", "modprobe ib_uverbs")
+
+
+def _gpu(what: str, libraries: str, init: str, count_of: str) -> Check:
+    library = libraries.partition(",")[0]
+    try:
+        found, status, count = isolated.run(_GPU, libraries, init, count_of, timeout=30)
+    except Failed as failure:
+        return Check("GPUs", what, False, f"{library} cannot be used: {failure}", "update the GPU driver")
+    if found is None:
+        return Check("GPUs", what, False, f"no {library}: no GPU runtime", "install the GPU driver, if there is a GPU")
+    if status or not count:
+        return Check("GPUs", what, False, f"{found} finds no device (status {status})", "update the GPU driver")
+    why = f"{count} (through {found}); this version moves host memory only: pass tensor.cpu()"
+    return Check("GPUs", what, True, why)
+
+
+def _interfaces(root: Path) -> Check:
+    """Names, state, speed and MTU. The TCP control stream listens on option listen_host, 127.0.0.1 by default."""
+    found = []
+    for _, name in socket.if_nameindex():
+        folder = root / "sys/class/net" / name
+        speed = _read(folder / "speed")
+        rate = f", {int(speed) / 1000:g} Gb/s" if speed.isdecimal() and int(speed) > 0 else ""
+        found.append(f"{name} ({_read(folder / 'operstate') or '?'}{rate}, MTU {_read(folder / 'mtu') or '?'})")
+    why = ", ".join(found) or "none"
+    return Check("network", "interfaces", bool(found), why, "ip link set lo up")

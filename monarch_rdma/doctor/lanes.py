@@ -1,0 +1,51 @@
+"""Each lane, tried for real: two processes, a mebibyte, every byte compared."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+from .. import bench
+from .check import Check
+
+__all__ = ["checks"]
+
+_TIMEOUT = 30.0  # seconds
+# lane, the probe of the kernel that it rests on (None: none), what it is for
+_LANES = (
+    ("shm-mapped", "memfd and seals", "memory from empty, zeros, share and share_, of processes on this host"),
+    ("shm-process_vm", "process_vm", "ordinary memory of processes on this host"),
+    ("tcp", None, "everything else"),
+)
+
+
+def checks(kernel: list[Check]) -> list[Check]:
+    """`kernel`: what the kernel's probes found. A lane that this host cannot offer is not required."""
+    offered = {check.name: check.ok for check in kernel}
+    return [_lane(lane, offered.get(probe, False) if probe else True, probe, use) for lane, probe, use in _LANES]
+
+
+def _lane(lane: str, offered: bool, probe: str | None, use: str) -> Check:
+    if not offered:
+        return Check("lanes", lane, False, f"this host has no {probe} (see there); it would serve {use}", "see there")
+    why = _try(lane)
+    fix = f"monarch-rdma bench --local --lane {lane} --sizes 1M --verify"
+    return Check("lanes", lane, not why, why or use, fix if why else "", required=True)
+
+
+def _try(lane: str) -> str:
+    """ "" where it works, else what went wrong."""
+    program = bench.binary()
+    if not os.access(program, os.X_OK):
+        return f"{program} is missing, so it cannot be tried; run: make build"
+    command = [str(program), "--local", "--verify", "--json", "--lane", lane, "--op", "read,write", "--sizes", "1M"]
+    command += ["--measure", "bandwidth", "--iters", "8", "--rounds", "1"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=_TIMEOUT, check=False)
+    except subprocess.TimeoutExpired:
+        return f"two processes did not get a mebibyte across within {_TIMEOUT:g} s"
+    if done.returncode != 0:
+        return (done.stderr.strip().splitlines() or [f"the trial ended with {done.returncode}"])[-1]
+    used = {row["lane"] for row in json.loads(done.stdout)["figures"]}
+    return "" if used == {lane} else f"the transfer went over {', '.join(sorted(used))} instead"
