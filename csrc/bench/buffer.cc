@@ -39,9 +39,7 @@ Buffer::Buffer(uint64_t size) : size_(size) {
   data_ = static_cast<uint8_t*>(mapped);
 }
 
-Buffer Buffer::sparse(uint64_t size) {
-  return Buffer(size);
-}
+Buffer Buffer::sparse(uint64_t size) { return Buffer(size); }
 
 Buffer Buffer::touched(uint64_t size) {
   Buffer buffer(size);

@@ -23,8 +23,6 @@ inline void check(int kind, const mr_error& error, const std::string& doing) {
   if (kind != MR_OK) throw Failure(doing + ": " + error.message);
 }
 
-[[noreturn]] inline void throw_errno(const std::string& doing) {
-  throw Failure(doing + ": " + std::strerror(errno));
-}
+[[noreturn]] inline void throw_errno(const std::string& doing) { throw Failure(doing + ": " + std::strerror(errno)); }
 
 }  // namespace mr::bench

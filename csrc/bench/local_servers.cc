@@ -12,6 +12,7 @@
 
 #include "failure.h"
 #include "owner.h"
+#include "placement.h"
 
 namespace mr::bench {
 namespace {
@@ -22,6 +23,7 @@ constexpr int kEndMilliseconds = 10'000;  // for a server to close its engine
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);
   try {
+    pin_to(options.server_cpu);
     EngineHandle handle(options, secret, nullptr);
     std::string text = mr_engine_address(handle.engine);
     if (write(address, text.data(), text.size()) != static_cast<ssize_t>(text.size()))

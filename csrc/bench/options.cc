@@ -9,6 +9,7 @@
 #include <functional>
 
 #include "failure.h"
+#include "placement.h"
 
 namespace mr::bench {
 namespace {
@@ -105,6 +106,16 @@ void parse_listen(Options& options, const std::string& text) {
   options.listen_host = host;
 }
 
+void parse_cpus(Options& options, const std::string& text) {
+  std::vector<std::string> parts = split(text);
+  if (parts.size() != 2) refuse("--cpus", text, "two processors, like 0,1");
+  int* cpus[] = {&options.client_cpu, &options.server_cpu};
+  for (size_t i = 0; i < 2; ++i) {
+    *cpus[i] = static_cast<int>(parse_integer("--cpus", parts[i], 0, 65535));
+    if (!may_run_on(*cpus[i])) refuse("--cpus", text, "processors that this process may run on");
+  }
+}
+
 void set_role(Options& options, Role role) {
   if (options.role != Role::kNone && options.role != role)
     throw UsageError("give one of --local, --listen and --connect");
@@ -161,6 +172,8 @@ const std::vector<Flag>& flags() {
       {"--baseline", nullptr, "measure the raw mechanism in the same run and print the ratio",
        [](Options& o, S) { o.baseline = true; }},
       {"--verify", nullptr, "compare every byte that was moved", [](Options& o, S) { o.verify = true; }},
+      {"--cpus", "CLIENT,SERVER", "keep both sides on these processors; the raw mechanism too [any]",
+       [](Options& o, S v) { parse_cpus(o, v); }},
       {"--threads", "N", "copy threads of the shm lane [engine's choice]",
        [](Options& o, S v) { o.threads = small("--threads", v, 256); }},
       {"--sockets", "N", "data sockets of the tcp lane [engine's choice]",
@@ -190,6 +203,8 @@ void check_together(Options& options) {
     throw UsageError("--listen and --connect need --secret-file");
   if (options.role != Role::kLocal && options.peers != 1)
     throw UsageError("--peers belongs to --local; repeat --connect for several peers");
+  if (options.role != Role::kLocal && options.client_cpu >= 0)
+    throw UsageError("--cpus belongs to --local; use taskset with --listen and --connect");
   bool sockets_needed = options.has(Lane::kTcp) || options.has(Op::kMessage);
   if (options.role == Role::kConnect && options.baseline && sockets_needed)
     throw UsageError("--baseline for the tcp lane and for messages needs --local");
@@ -214,15 +229,9 @@ void check_together(Options& options) {
 
 }  // namespace
 
-const char* name_of(Lane lane) {
-  return text_of(kLanes, lane);
-}
-const char* name_of(Op op) {
-  return text_of(kOps, op);
-}
-const char* name_of(Figure figure) {
-  return text_of(kFigures, figure);
-}
+const char* name_of(Lane lane) { return text_of(kLanes, lane); }
+const char* name_of(Op op) { return text_of(kOps, op); }
+const char* name_of(Figure figure) { return text_of(kFigures, figure); }
 
 std::string size_text(uint64_t bytes) {
   for (auto [shift, unit] : {std::pair{30, 'G'}, {20, 'M'}, {10, 'K'}})

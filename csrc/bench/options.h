@@ -39,6 +39,7 @@ struct Options {
   uint64_t iters = 0;  // 0: as many as fit in `seconds`
   double seconds = 1.0;
   uint32_t rounds = 10;
+  int client_cpu = -1, server_cpu = -1;  // -1: any
   uint32_t threads = 0;
   uint32_t sockets = 0;
   bool bidirectional = false;

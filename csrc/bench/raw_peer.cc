@@ -38,9 +38,7 @@ void split(const int* sockets, uint32_t streams, uint8_t* data, uint64_t bytes, 
   for (auto& other : parts) other.get();
 }
 
-void send_part(int fd, uint8_t* data, uint64_t size) {
-  send_all(fd, data, size);
-}
+void send_part(int fd, uint8_t* data, uint64_t size) { send_all(fd, data, size); }
 void receive_part(int fd, uint8_t* data, uint64_t size) {
   if (size > 0 && !receive_all(fd, data, size)) throw Failure("the raw peer ended");
 }
@@ -79,10 +77,11 @@ void obey(const Order& order, const PeerEnds& ends, Buffer& buffer) {
   }
 }
 
-[[noreturn]] void be_the_peer(const PeerEnds& ends, pid_t parent) {
+[[noreturn]] void be_the_peer(const PeerEnds& ends, pid_t parent, int cpu) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(1);
   try {
+    pin_to(cpu);
     Buffer buffer;
     for (Order order; receive_all(ends.control, reinterpret_cast<uint8_t*>(&order), sizeof order);)
       obey(order, ends, buffer);
@@ -114,7 +113,7 @@ void batches(const Turn& turn, std::vector<double>& samples, RoundTrip batch) {
 
 }  // namespace
 
-RawPeer::RawPeer() {
+RawPeer::RawPeer(int cpu) {
   SocketPair control = unix_pair(SOCK_STREAM), local = unix_pair(SOCK_STREAM), tcp[kMaxStreams];
   for (auto& pair : tcp) pair = loopback_tcp_pair();
   pid_t parent = getpid();
@@ -129,7 +128,7 @@ RawPeer::RawPeer() {
   control_ = keep(control);
   unix_ = keep(local);
   for (uint32_t i = 0; i < kMaxStreams; ++i) tcp_[i] = keep(tcp[i]);
-  if (peer) be_the_peer({control_, unix_, {tcp_[0], tcp_[1], tcp_[2], tcp_[3]}}, parent);
+  if (peer) be_the_peer({control_, unix_, {tcp_[0], tcp_[1], tcp_[2], tcp_[3]}}, parent, cpu);
 }
 
 RawPeer::~RawPeer() {

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "buffer.h"
+#include "placement.h"
 #include "samples.h"
 
 namespace mr::bench {
@@ -16,7 +17,7 @@ class RawPeer {
   static constexpr uint32_t kMaxStreams = 4;
 
   // Forks: construct it before this process has threads. The peer ends when this process does.
-  RawPeer();
+  explicit RawPeer(int cpu);  // where the peer runs
   ~RawPeer();
   RawPeer(const RawPeer&) = delete;
 

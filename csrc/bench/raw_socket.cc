@@ -84,9 +84,7 @@ EpollEnd::EpollEnd(int fd) : fd_(fd), epoll_(epoll_create1(EPOLL_CLOEXEC)) {
     throw_errno("epoll");
 }
 
-EpollEnd::~EpollEnd() {
-  close(epoll_);
-}
+EpollEnd::~EpollEnd() { close(epoll_); }
 
 void EpollEnd::wait(uint32_t events) {
   epoll_event event{events, {}};

@@ -70,16 +70,10 @@ std::string size_of(const Row& row) {
   return size_text(row.bytes);
 }
 
-std::string rate(double bytes_per_second) {
-  return format("%.3f GB/s", bytes_per_second / 1e9);
-}
-std::string microseconds(double seconds) {
-  return format("%.3f us", seconds * 1e6);
-}
+std::string rate(double bytes_per_second) { return format("%.3f GB/s", bytes_per_second / 1e9); }
+std::string microseconds(double seconds) { return format("%.3f us", seconds * 1e6); }
 
-double mebibytes(uint64_t bytes) {
-  return static_cast<double>(bytes) / (1 << 20);
-}
+double mebibytes(uint64_t bytes) { return static_cast<double>(bytes) / (1 << 20); }
 
 }  // namespace
 

@@ -31,8 +31,6 @@ void take_turns(std::vector<Contender>& contenders, uint32_t rounds, const Turn&
 
 // q in [0, 1]; nearest rank. Samples need not be sorted and must not be empty.
 double quantile(std::vector<double> samples, double q);
-inline double median(const std::vector<double>& samples) {
-  return quantile(samples, 0.5);
-}
+inline double median(const std::vector<double>& samples) { return quantile(samples, 0.5); }
 
 }  // namespace mr::bench

@@ -13,6 +13,7 @@
 #include "local_servers.h"
 #include "options.h"
 #include "owner.h"
+#include "placement.h"
 #include "raw_peer.h"
 #include "report.h"
 #include "session.h"
@@ -77,7 +78,9 @@ void measure(const Options& options) {
     Secret secret = random_secret();
     LocalServers servers(options, secret);
     std::unique_ptr<RawPeer> raw;
-    if (options.baseline && (options.has(Lane::kTcp) || options.has(Op::kMessage))) raw = std::make_unique<RawPeer>();
+    if (options.baseline && (options.has(Lane::kTcp) || options.has(Op::kMessage)))
+      raw = std::make_unique<RawPeer>(options.server_cpu);
+    pin_to(options.client_cpu);
     measure(options, secret, servers.addresses(), raw.get(), report);
   }
   report.finish();

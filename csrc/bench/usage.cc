@@ -2,6 +2,7 @@
 
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <chrono>
 #include <fstream>
 #include <string>
@@ -35,13 +36,9 @@ uint64_t kilobytes_line(const char* path, const std::string& key) {
   throw Failure("no " + key + " in " + path);
 }
 
-uint64_t status_line(const char* key) {
-  return kilobytes_line("/proc/self/status", key);
-}
+uint64_t status_line(const char* key) { return kilobytes_line("/proc/self/status", key); }
 
-uint64_t above(uint64_t value, uint64_t start) {
-  return value > start ? value - start : 0;
-}
+uint64_t above(uint64_t value, uint64_t start) { return value > start ? value - start : 0; }
 
 }  // namespace
 
@@ -49,7 +46,7 @@ IdleUsage measure_idle(double seconds) {
   IdleUsage before = other_threads();
   std::this_thread::sleep_for(std::chrono::duration<double>(seconds));
   IdleUsage after = other_threads();
-  return {after.cpu_seconds - before.cpu_seconds, after.context_switches - before.context_switches};
+  return {std::max(0.0, after.cpu_seconds - before.cpu_seconds), after.context_switches - before.context_switches};
 }
 
 void PeakMemory::start() {
@@ -65,8 +62,6 @@ PeakMemory::Growth PeakMemory::stop() const {
   return {peak, above(peak, above(status_line("RssShmem"), shared_))};
 }
 
-uint64_t available_memory() {
-  return kilobytes_line("/proc/meminfo", "MemAvailable");
-}
+uint64_t available_memory() { return kilobytes_line("/proc/meminfo", "MemAvailable"); }
 
 }  // namespace mr::bench
