@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from .._engine import ffi, lib
@@ -21,11 +22,12 @@ class Completions:
     """Turns finished operations into asyncio futures of one loop, without a thread."""
 
     def __init__(self, engine: Engine, loop: AbstractEventLoop) -> None:
+        self._queue: Any = None
+        self._engine = engine
         out, error = ffi.new("mr_completions **"), ffi.new("mr_error *")
         if kind := lib.mr_completions_create(engine.handle, out, error):
             raise_error(error, kind, operation="await")
         self._queue = out[0]
-        self._engine = engine
         self._loop = weakref.ref(loop)  # the loop holds us, through its reader
         self._fd = lib.mr_completions_fd(self._queue)
         self._tags = ffi.new("uint64_t[]", _BATCH)
@@ -67,3 +69,7 @@ class Completions:
                 for waiter in self._waiting.pop(tag, ()):
                     if not waiter.done():
                         waiter.set_result(None)
+
+    def __del__(self, close: Callable[[Any], None] = lib.mr_completions_close) -> None:
+        if self._queue is not None and not self._engine.is_forked:
+            close(self._queue)

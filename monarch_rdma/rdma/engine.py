@@ -11,6 +11,7 @@ import json
 import os
 import threading
 import time
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable
@@ -206,6 +207,11 @@ class Engine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def __del__(self) -> None:
+        if self.is_open:
+            warnings.warn(f"engine {self.name} was not closed", ResourceWarning, source=self, stacklevel=2)
+            self.close()
 
     def __repr__(self) -> str:
         return f"<Engine {getattr(self, 'name', '')} {self._state}>"

@@ -253,6 +253,7 @@ class Future:
         op = self._op
         if op is None or self._engine.is_forked:  # type: ignore[union-attr]
             return
+        self._op = None
         if self._settled or is_done(op):
             release(op)
         else:

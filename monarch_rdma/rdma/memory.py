@@ -72,10 +72,15 @@ def plain_storage(obj: Any, dtype: Any, nbytes: int) -> Any:
 
 
 def _of_tensor(torch: Any, tensor: Any, argument: str) -> Memory:
+    if tensor.is_nested:
+        raise ConfigError(f"{argument} is a nested tensor: only dense, strided tensors can be moved")
     if why := _why_unreachable(torch, tensor):
         raise ConfigError(f"{argument} is a tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype}{why}")
     try:
-        storage, address = tensor.untyped_storage(), tensor.data_ptr()
+        storage = tensor.untyped_storage()
+        if storage.device.type != "cpu":
+            raise RuntimeError(f"its memory is on {storage.device}")  # a fake tensor
+        address = tensor.data_ptr()
     except (RuntimeError, NotImplementedError) as error:
         raise ConfigError(f"{argument} is a {type(tensor).__name__} that has no memory of its own") from error
     itemsize = tensor.element_size()
@@ -91,7 +96,7 @@ def _of_tensor(torch: Any, tensor: Any, argument: str) -> Memory:
 
 def _why_unreachable(torch: Any, tensor: Any) -> str:
     """Why the tensor's values are not simply in memory of this process; "" where they are."""
-    if tensor.layout is not torch.strided or tensor.is_nested:
+    if tensor.layout is not torch.strided:
         return f" with layout {tensor.layout}: only dense, strided tensors can be moved"
     if tensor.is_quantized:
         return ": a quantised tensor's bytes mean nothing without its scale; pass tensor.int_repr()"

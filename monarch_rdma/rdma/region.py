@@ -75,8 +75,12 @@ class Region:
         handle, engine = self._handle, self.engine
         if handle is None or engine.is_forked:
             return
+        self._handle = None
+        if not engine.is_open:
+            lib.mr_region_close(handle)
+            return
         op = ffi.new("mr_op **")
-        if engine.is_open and not self._drop_begun and lib.mr_region_drop(handle, op, ffi.NULL) == 0:
+        if not self._drop_begun and lib.mr_region_drop(handle, op, ffi.NULL) == 0:
             lib.mr_op_release(op[0])
         # A peer may still be in the memory: it stays until the core says that nobody is.
         engine.orphans.append((lib.mr_region_dropped, lib.mr_region_close, handle, self.memory))
@@ -92,13 +96,15 @@ def _descriptor(handle: Any) -> bytes:
 class RemoteRegion:
     """Theirs: what a handle from another process names. Opened when it is first used; that talks to nobody."""
 
-    __slots__ = ("_handle", "descriptor", "engine", "ours")
+    __slots__ = ("_handle", "_num_maps", "_unused", "descriptor", "engine", "ours")
 
     def __init__(self, engine: Engine | None, descriptor: bytes, ours: Region | None = None) -> None:
         self.engine = engine  # None: the default one, when it is first needed
         self.ours = ours  # where it is in fact a region of this process, made here
         self.descriptor = descriptor
         self._handle: Any = None
+        self._num_maps = 0
+        self._unused = False
 
     def open(self) -> Any:
         """The core's handle. ProtocolError for a malformed descriptor; ConfigError where the engine is closed."""
@@ -151,12 +157,14 @@ class RemoteRegion:
         if kind := lib.mr_remote_map(handle, seconds(timeout), address, writable, error):
             raise_error(error, kind, operation="map", peer=self.owner, size=self.size)
 
-        def unmap(mapped: Any, self: RemoteRegion = self) -> None:
-            if self.engine is not None and not self.engine.is_forked:
-                lib.mr_remote_unmap(self._handle, mapped, ffi.NULL)
+        self._num_maps += 1
+        return bytes_at(int(ffi.cast("uintptr_t", address[0])), self.size, self._unmap), bool(writable[0])
 
-        mapped = bytes_at(int(ffi.cast("uintptr_t", address[0])), self.size, unmap)
-        return mapped, bool(writable[0])
+    def _unmap(self, mapped: Any) -> None:
+        if self.engine is not None and not self.engine.is_forked:
+            lib.mr_remote_unmap(self._handle, mapped, ffi.NULL)
+            self._num_maps -= 1
+            self._close_if_unused()
 
     def drop(self, timeout: float | None) -> Future:
         """Asks the owner to drop it."""
@@ -167,8 +175,15 @@ class RemoteRegion:
         return Future(self.engine, op[0], "drop", self, 0, self)
 
     def __del__(self) -> None:
-        if self._handle is not None and self.engine is not None and not self.engine.is_forked:
-            lib.mr_remote_close(self._handle)
+        self._unused = True
+        self._close_if_unused()
+
+    def _close_if_unused(self) -> None:
+        """In a cycle of garbage we may be finalized before what is mapped through us."""
+        if self._unused and not self._num_maps and self._handle is not None:
+            handle, self._handle = self._handle, None
+            if self.engine is not None and not self.engine.is_forked:
+                lib.mr_remote_close(handle)
 
 
 def checked_access(access: object) -> int:

@@ -40,23 +40,23 @@ class Secret:
         """Reads a secret. ConfigError unless it is a regular file of ours that nobody else can read."""
         path = os.fspath(path)
         try:
-            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
+            fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
             raise ConfigError(
                 f"secret file {path!r} cannot be read: {error.strerror}", sys_errno=error.errno or 0
             ) from error
-        with open(fd, "rb") as file:
+        try:
             facts = os.fstat(fd)
             if not stat.S_ISREG(facts.st_mode):
                 raise ConfigError(f"secret file {path!r} is not a regular file")
             if facts.st_uid != os.geteuid():
                 raise ConfigError(f"secret file {path!r} belongs to user {facts.st_uid}, not to us ({os.geteuid()})")
             if facts.st_mode & 0o077:
-                mode = stat.S_IMODE(facts.st_mode)
-                raise ConfigError(
-                    f"secret file {path!r} has mode {mode:04o}, so others can use it; run: chmod 600 {path}"
-                )
-            data = file.read(_MAX_BYTES + 1)
+                mode = f"{stat.S_IMODE(facts.st_mode):04o}"
+                raise ConfigError(f"secret file {path!r} has mode {mode}, so others can use it; run: chmod 600 {path}")
+            data = os.read(fd, _MAX_BYTES + 1)
+        finally:
+            os.close(fd)
         if not _MIN_BYTES <= len(data) <= _MAX_BYTES:
             raise ConfigError(
                 f"secret file {path!r} must hold {_MIN_BYTES} to {_MAX_BYTES} bytes, but has {facts.st_size}"

@@ -1,0 +1,56 @@
+"""Engines in this process, and owners in processes of their own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from child import Child
+
+from monarch_rdma import config
+from monarch_rdma.rdma import Engine, Secret
+
+
+@pytest.fixture(autouse=True)
+def untouched_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Options that a test sets end with it; those of the environment are not seen."""
+    for variable in [name for name in os.environ if name.startswith("MONARCH_RDMA_") and "_TEST_" not in name]:
+        monkeypatch.delenv(variable)
+    config.clear_runtime_config()
+    yield
+    config.clear_runtime_config()
+
+
+@pytest.fixture
+def secret() -> Secret:
+    return Secret.generate()
+
+
+@pytest.fixture
+def owner(secret: Secret) -> Iterator[Engine]:
+    """The engine that has the memory."""
+    with Engine(secret=secret, name="owner") as engine:
+        yield engine
+
+
+@pytest.fixture
+def reader(secret: Secret) -> Iterator[Engine]:
+    """Another engine of the same job, in the same process."""
+    with Engine(secret=secret, name="reader") as engine:
+        yield engine
+
+
+@pytest.fixture
+def child_process(secret: Secret) -> Iterator[Callable[..., Child]]:
+    """Makes owners in processes of their own, with these options of their engine; they end with the test."""
+    children: list[Child] = []
+
+    def make(**options: Any) -> Child:
+        children.append(Child(secret, **options))
+        return children[-1]
+
+    yield make
+    for child in children:
+        child.close()
