@@ -10,7 +10,7 @@ from pathlib import Path
 __all__ = ["DEFAULTS", "binary", "command", "run"]
 
 # Each lane at its own sizes, in turns with the raw mechanism it is built on: about half a minute.
-DEFAULTS = ["--local", "--baseline", "--sizes", "8,4K,64K,1M,16M,64M", "--seconds", "0.5", "--rounds", "5"]
+DEFAULTS = ["--local", "--baseline", "--sizes", "8,4K,64K,1M,16M,64M", "--seconds", "0.2", "--rounds", "5"]
 
 
 def binary() -> Path:

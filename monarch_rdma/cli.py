@@ -130,7 +130,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except Exception as error:
         if arguments.debug:
             raise
-        print(f"monarch-rdma {arguments.command}: {error or type(error).__name__}", file=sys.stderr)
+        print(f"monarch-rdma {arguments.command}: {str(error) or type(error).__name__}", file=sys.stderr)
         return 1
 
 

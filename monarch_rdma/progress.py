@@ -17,11 +17,11 @@ _NEXT_LINE = 5.0
 
 
 @contextlib.contextmanager
-def track(label: str, total: int) -> Iterator[Advance]:
+def track(label: str, total: int, *, clock: Callable[[], float] = time.monotonic) -> Iterator[Advance]:
     """Gives a function to call with the amount done since the last call; `total` is the amount that makes 100 %."""
     bar = _rich_bar() if sys.stdout.isatty() else None
     if bar is None:
-        yield _PlainLines(label, total).advance
+        yield _PlainLines(label, total, clock).advance
         return
     with bar:
         task = bar.add_task(label, total=total)
@@ -45,7 +45,7 @@ def _rich_bar() -> Any:
 class _PlainLines:
     """Says nothing about what is done within two seconds, then how far it is, every few seconds."""
 
-    def __init__(self, label: str, total: int, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, label: str, total: int, clock: Callable[[], float]) -> None:
         self._label = label
         self._total = max(total, 1)
         self._done = 0

@@ -111,10 +111,14 @@ class FileSet:
     """The tensors of a safetensors file: eight bytes of length, that much JSON, then the tensors' bytes."""
 
     def __init__(self, path: Path, title: str | None = None) -> None:
-        """Raises WeightError where the file is not sound, OSError where it cannot be read."""
+        """Raises WeightError where the file cannot be read or is not sound."""
         self.path = path
         self.title = title or path.name
-        with open(path, "rb") as file:
+        try:
+            file = open(path, "rb")  # noqa: SIM115 - closed by the block below
+        except OSError as error:
+            raise WeightError(f"{path} cannot be read: {error.strerror}") from error
+        with file:
             size = os.fstat(file.fileno()).st_size
             header, self._data_start = _read_header(file.read(8), file.read, size, path)
             self.tensors = _tensors(header, size - self._data_start, path)

@@ -1,0 +1,242 @@
+"""monarch-rdma doctor: what it finds here, what it would find elsewhere, and how it says so."""
+
+from __future__ import annotations
+
+import errno
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from monarch_rdma import bench, doctor
+from monarch_rdma.doctor import Check, devices, isolated, kernel, lanes, software
+
+LANES = ["shm-mapped", "shm-process_vm", "tcp"]
+
+
+@pytest.fixture(scope="module")
+def here() -> list[Check]:
+    """Everything about this host; looked at once."""
+    return doctor.examine()
+
+
+def named(checks: list[Check], name: str) -> Check:
+    return next(check for check in checks if check.name == name)
+
+
+def host(root: Path, **files: str) -> Path:
+    """A host as the kernel shows it in files: `/` in their names is written `__`."""
+    for name, text in files.items():
+        path = root / name.replace("__", "/")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return root
+
+
+# --- this host
+
+
+def test_every_lane_that_this_host_offers_works(here: list[Check]) -> None:
+    assert [check.name for check in here if check.group == "lanes"] == LANES
+    assert [check for check in here if check.required and not check.ok] == []
+    assert named(here, "tcp").ok
+
+
+def test_what_is_not_there_comes_with_a_reason_and_a_remedy(here: list[Check]) -> None:
+    assert [check.name for check in here if not check.why] == []
+    assert [check.name for check in here if not check.ok and not check.fix] == []
+
+
+def test_json_and_exit_code() -> None:
+    command = [sys.executable, "-m", "monarch_rdma.cli", "doctor", "--json"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    document = json.loads(done.stdout)
+    assert (done.returncode, document["ok"], done.stderr) == (0, True, "")
+    assert {check["name"] for check in document["checks"]} >= {*LANES, "C++ core", "libibverbs", "memfd and seals"}
+    assert all({"group", "name", "ok", "why", "fix", "required"} == set(check) for check in document["checks"])
+
+
+def test_looking_does_not_import_torch() -> None:
+    code = "import sys; from monarch_rdma import doctor; doctor.examine(); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    assert done.stdout.strip() == "False"
+
+
+# --- the exit code
+
+
+def test_a_missing_card_is_no_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    found = [
+        Check("lanes", "tcp", True, "works", required=True),
+        Check("cards", "RDMA cards", False, "none", "buy one"),
+    ]
+    monkeypatch.setattr(doctor, "examine", lambda: found)
+    assert doctor.run() == 0
+    assert "Healthy: tcp" in capsys.readouterr().out
+
+
+def test_a_lane_that_should_work_and_does_not_is_a_failure(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda: [Check("lanes", "tcp", False, "broken", "mend it", required=True)])
+    assert doctor.run() == 1
+    out = capsys.readouterr().out
+    assert "FAIL tcp" in out
+    assert "fix: mend it" in out
+    assert "Not healthy: tcp" in out
+
+
+def test_json_of_a_failure(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(doctor, "examine", lambda: [Check("lanes", "tcp", False, "broken", required=True)])
+    assert doctor.run(as_json=True) == 1
+    assert json.loads(capsys.readouterr().out)["ok"] is False
+
+
+def test_remedies_are_shown_only_where_they_are_needed() -> None:
+    text = doctor.table([Check("a", "good", True, "fine", "nothing"), Check("a", "bad", False, "not so", "this")], 80)
+    assert "fix: this" in text
+    assert "nothing" not in text
+
+
+def test_long_lines_are_wrapped() -> None:
+    text = doctor.table([Check("a", "name", True, "word " * 60)], 80)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+# --- lanes
+
+
+def test_a_lane_whose_kernel_part_is_missing_is_not_required() -> None:
+    found = lanes.checks(
+        [Check("same host", "process_vm", False, "refused"), Check("same host", "memfd and seals", True, "")]
+    )
+    without = named(found, "shm-process_vm")
+    assert (without.ok, without.required) == (False, False)
+    assert named(found, "shm-mapped").required
+
+
+def test_a_missing_benchmark_program_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(bench, "binary", lambda: tmp_path / "transport_bench")
+    tcp = named(lanes.checks([]), "tcp")
+    assert (tcp.ok, tcp.required) == (False, True)
+    assert "is missing" in tcp.why
+
+
+@pytest.mark.parametrize(
+    ("script", "told"),
+    [
+        ("echo 'transport_bench: the peer was lost' >&2; exit 1", "the peer was lost"),
+        ('echo \'{"figures": [{"lane": "local"}]}\'', "went over local instead"),
+        ("exit 3", "ended with 3"),
+    ],
+)
+def test_a_lane_that_fails_says_how(script: str, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    program = tmp_path / "transport_bench"
+    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.chmod(0o755)
+    monkeypatch.setattr(bench, "binary", lambda: program)
+    tcp = named(lanes.checks([]), "tcp")
+    assert not tcp.ok
+    assert told in tcp.why
+
+
+# --- the kernel, here and elsewhere
+
+
+def test_process_vm_is_tried_between_siblings() -> None:
+    assert kernel.can_read_processes() in (0, errno.EPERM, errno.ENOSYS)
+
+
+def test_refused_process_vm_names_the_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(kernel, "can_read_processes", lambda: errno.EPERM)
+    check = named(kernel.checks(tmp_path), "process_vm")
+    assert not check.ok
+    assert "Operation not permitted" in check.why
+    assert "ptrace_scope=0" in check.fix
+
+
+@pytest.mark.parametrize(("scope", "ok"), [("0", True), ("1", False), ("2", False), ("3", False), (None, True)])
+def test_ptrace_scope(scope: str | None, ok: bool, tmp_path: Path) -> None:
+    root = host(tmp_path, **({"proc__sys__kernel__yama__ptrace_scope": scope + "\n"} if scope else {}))
+    check = named(kernel.checks(root), "ptrace scope")
+    assert check.ok is ok
+    assert (check.fix == "") is (scope is None)
+
+
+@pytest.mark.parametrize(
+    ("text", "ok"),
+    [
+        ("always within_size [advise] never deny force", True),
+        ("[always] within_size advise never deny force", True),
+        ("always within_size advise [never] deny force", False),
+        ("always within_size advise never [deny] force", False),
+    ],
+)
+def test_huge_pages_for_shared_memory(text: str, ok: bool, tmp_path: Path) -> None:
+    root = host(tmp_path, sys__kernel__mm__transparent_hugepage__shmem_enabled=text)
+    assert named(kernel.checks(root), "huge pages, shared memory").ok is ok
+
+
+def test_reserved_huge_pages_memory_and_nodes(tmp_path: Path) -> None:
+    root = host(
+        tmp_path,
+        proc__meminfo="MemTotal: 67108864 kB\nMemAvailable: 33554432 kB\n"
+        "HugePages_Total: 100\nHugePages_Free: 60\nHugepagesize: 2048 kB\n",
+        sys__devices__system__node__node0__cpulist="0-31\n",
+        sys__devices__system__node__node1__cpulist="32-63\n",
+    )
+    found = kernel.checks(root)
+    assert named(found, "huge pages, reserved").why == "60 of 100 free, 2 MiB each"
+    assert named(found, "memory").why == "32.0 of 64.0 GiB available"
+    assert "node0: CPUs 0-31, node1: CPUs 32-63" in named(found, "cores and NUMA nodes").why
+
+
+def test_a_host_that_shows_nothing_is_looked_at_too(tmp_path: Path) -> None:
+    found = [*kernel.checks(tmp_path), *devices.checks(tmp_path)]
+    assert not named(found, "memory").ok
+    assert not named(found, "/dev/shm").ok
+    assert not named(found, "RDMA cards").ok
+
+
+def test_cards_are_shown_with_driver_and_ports(tmp_path: Path) -> None:
+    card = "sys__class__infiniband__mlx5_0__ports__1__"
+    root = host(
+        tmp_path,
+        **{card + "state": "4: ACTIVE\n", card + "rate": "400 Gb/sec (4X NDR)\n", card + "link_layer": "Ethernet\n"},
+    )
+    driver = tmp_path / "drivers" / "mlx5_core"
+    driver.mkdir(parents=True)
+    (tmp_path / "sys/class/infiniband/mlx5_0/device").mkdir()
+    (tmp_path / "sys/class/infiniband/mlx5_0/device/driver").symlink_to(driver)
+    check = named(devices.checks(root), "RDMA cards")
+    assert check.ok
+    assert "mlx5_0 (mlx5_core; port 1 ACTIVE, Ethernet, 400 Gb/sec (4X NDR))" in check.why
+
+
+def test_an_old_torch_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(software.metadata, "version", lambda name: "2.9.1+cu128")
+    check = named(software.checks(), "torch")
+    assert (check.ok, check.fix) == (False, "pip install 'torch>=2.10'")
+
+
+# --- code that may crash
+
+
+@pytest.mark.parametrize(
+    ("code", "told"),
+    [
+        ("import os, signal; os.kill(os.getpid(), signal.SIGSEGV)", "ended with signal 11"),
+        ("import time; time.sleep(60)", "no answer within 1 s"),
+        ("raise ValueError('not like this')", "ValueError: not like this"),
+        ("raise SystemExit(4)", "exit code 4"),
+    ],
+)
+def test_a_probe_that_fails_is_told_and_does_no_harm(code: str, told: str) -> None:
+    with pytest.raises(isolated.Failed, match=told):
+        isolated.run(code, timeout=1 if "sleep" in code else 30)
+
+
+def test_a_probe_gives_what_it_printed() -> None:
+    assert isolated.run("import json, sys; print(json.dumps(sys.argv[1:]))", "a", "b") == ["a", "b"]
