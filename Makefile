@@ -12,11 +12,11 @@ FUZZ_SECONDS ?= 20
 
 PY := $(VENV)/bin/python
 CPP := $(MAKE) -C csrc --no-print-directory -j$(JOBS)
-# Compiles under the lock that setup.py takes too, then runs what was compiled.
+# $(call cpp_run,TARGET,LOCK,VARIABLES): compiles under a lock (setup.py takes build/.lock too), then runs the result.
 define cpp_run
 	@mkdir -p build
-	@flock build/.lock $(CPP) tests $(2)
-	@$(CPP) $(1) $(2)
+	@flock build/$(2) $(CPP) tests $(3)
+	@$(CPP) $(1) $(3)
 endef
 ASAN := SANITIZE=address,undefined OUT=$(CURDIR)/build/asan
 TSAN := SANITIZE=thread OUT=$(CURDIR)/build/tsan
@@ -58,20 +58,20 @@ test-long: build test-cpp ## the same with many more rounds of killing, stopping
 	MONARCH_RDMA_TEST_ROUNDS=long $(PY) -m pytest --timeout 1800 $(PYTEST_ARGS)
 
 test-cpp: setup ## the C++ unit tests alone
-	$(call cpp_run,check,)
+	$(call cpp_run,check,.lock,)
 
 bench: build ## speed beside memcpy, iperf3 and raw sockets (BENCH_ARGS="-k name")
 	@.ci/system_packages.sh bench
 	$(PY) -m pytest benchmarks $(BENCH_ARGS)
 
 asan: setup ## the C++ tests under the address and undefined behaviour sanitisers
-	$(call cpp_run,check,$(ASAN))
+	$(call cpp_run,check,.lock-asan,$(ASAN))
 
 tsan: setup ## the C++ tests under the thread sanitiser
-	$(call cpp_run,check,$(TSAN))
+	$(call cpp_run,check,.lock-tsan,$(TSAN))
 
 fuzz: setup ## random input for the parsers, FUZZ_SECONDS each, under the address sanitiser
-	$(call cpp_run,fuzz,$(ASAN) FUZZ_SECONDS=$(FUZZ_SECONDS))
+	$(call cpp_run,fuzz,.lock-asan,$(ASAN) FUZZ_SECONDS=$(FUZZ_SECONDS))
 
 lint: setup ## clang-format, ruff and mypy; changes nothing
 	$(VENV)/bin/clang-format --dry-run -Werror $(CPP_FILES)
