@@ -197,10 +197,13 @@ class Recorder:
         far = dial(self.to)
 
         def forward() -> None:
-            while data := near.recv(65536):
-                self.said += data
-                far.sendall(data)
-            far.shutdown(socket.SHUT_WR)
+            try:
+                while data := near.recv(65536):
+                    self.said += data
+                    far.sendall(data)
+                far.shutdown(socket.SHUT_WR)
+            except OSError:
+                return
 
         thread = threading.Thread(target=forward, daemon=True)
         thread.start()
@@ -220,7 +223,7 @@ class Recorder:
 
 def test_a_replayed_hello_is_refused(engine: Engine, works: None) -> None:
     recorder = Recorder(engine)
-    with Engine(secret=engine.secret, name="victim") as victim:
+    with Engine(secret=engine.secret, name="victim", lanes="tcp") as victim:
         watching = victim.watch(recorder.address)
         victim_knows = victim.counters()
         assert victim_knows["ops_in_flight"] == 1
@@ -244,7 +247,7 @@ def test_a_replayed_hello_is_refused(engine: Engine, works: None) -> None:
 def test_bits_flipped_on_the_way_end_the_connection(engine: Engine, works: None) -> None:
     """Mutations of a real hello, at every part of it: none gets in."""
     recorder = Recorder(engine)
-    with Engine(secret=engine.secret, name="victim") as victim:
+    with Engine(secret=engine.secret, name="victim", lanes="tcp") as victim:
         watching = victim.watch(recorder.address)
         while recorder.said.count(struct.pack("<IHHQ", 32, HELLO_PROOF, 0, 0)) == 0:
             assert not watching.done()
@@ -269,7 +272,11 @@ def test_bits_flipped_on_the_way_end_the_connection(engine: Engine, works: None)
 
 def _data_port_of(engine: Engine) -> int:
     """The data listener is told to members only; a port scan finds it all the same."""
-    inodes = {os.readlink(f"/proc/self/fd/{fd}") for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}")}
+    inodes = {
+        os.readlink(f"/proc/self/fd/{fd}")
+        for fd in os.listdir("/proc/self/fd")
+        if os.path.islink(f"/proc/self/fd/{fd}")
+    }
     ports = []
     with open("/proc/net/tcp") as table:
         for line in table.readlines()[1:]:

@@ -103,6 +103,11 @@ void Loop::stop() {
   while (!close_if_empty());
   stopped_ = true;
   timers.swap(timers_);
+  // Waiters may still hold a reference to the loop; the descriptors go now.
+  std::lock_guard guard(queue_lock_);
+  epoll_.reset();
+  wake_.reset();
+  timer_.reset();
 }
 
 bool Loop::close_if_empty() {
@@ -113,7 +118,8 @@ bool Loop::close_if_empty() {
 
 void Loop::wake() {
   const uint64_t one = 1;
-  (void)!::write(wake_.get(), &one, sizeof one);
+  std::lock_guard guard(queue_lock_);
+  if (wake_.valid()) (void)!::write(wake_.get(), &one, sizeof one);
 }
 
 bool Loop::queue_empty() {

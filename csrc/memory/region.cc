@@ -112,9 +112,14 @@ RegionTable::RegionTable()
       board_fd_(make_memfd("monarch_rdma board", kBoardSlots * sizeof(BoardSlot))),
       board_(std::make_unique<Mapping>(board_fd_.get(), kBoardSlots * sizeof(BoardSlot), true)) {}
 
-RegionTable::~RegionTable() {
+void RegionTable::close() {
+  std::lock_guard guard(lock_);
   // Peers keep their mapping of the board: tell them that nothing on it lives.
-  for (auto& [id, region] : regions_) slot(region->slot).live_id.store(0);
+  if (board_)
+    for (auto& [id, region] : regions_) slot(region->slot).live_id.store(0);
+  regions_.clear();
+  board_.reset();
+  board_fd_.reset();
 }
 
 void* RegionTable::shared_alloc(uint64_t size) {
@@ -166,6 +171,7 @@ RegionRef RegionTable::create(void* base, uint64_t size, uint32_t access) {
   if (size > std::numeric_limits<uintptr_t>::max() - reinterpret_cast<uintptr_t>(base))
     throw Error(MR_REGISTRATION, "a range of " + std::to_string(size) + " bytes that leaves the address space");
   std::lock_guard guard(lock_);
+  if (!board_) throw Error(MR_CONFIG, "the engine is closed");
   if (free_slots_.empty() && next_slot_ == kBoardSlots)
     throw Error(MR_RESOURCE_EXHAUSTED, std::to_string(kBoardSlots) + " regions are in use; drop some first");
   uint32_t index;

@@ -128,7 +128,7 @@ struct RemoteRegion {
 class RegionTable {
  public:
   RegionTable();
-  ~RegionTable();
+  void close();  // ends access to all, and gives the board back; existing shared memory stays
 
   void* shared_alloc(uint64_t size);
   uint64_t shared_free(void* address);  // its id; MR_CONFIG where unknown or in use

@@ -117,6 +117,7 @@ void Node::close() {
   loop_->barrier();
   loop_->stop();
   sessions_.clear();
+  regions_.close();
 }
 
 std::vector<std::shared_ptr<Peer>> Node::all_peers() {
