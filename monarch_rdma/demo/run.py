@@ -19,7 +19,7 @@ from .processes import Job, Process
 from .report import Pull, Sweep
 from .weights import FileSet, GeneratedSet, WeightSet
 
-__all__ = ["DemoError", "Plan", "run"]
+__all__ = ["DemoError", "Plan", "Stage", "available_memory", "chosen_sets", "offered_lanes", "run"]
 
 _START_TIMEOUT = 120.0  # seconds: each process imports torch
 _LOSS_TIMEOUT = 30.0
@@ -50,10 +50,10 @@ def run(plan: Plan) -> int:
     ProcessFailed or OSError where it cannot be played."""
     began = time.monotonic()
     plan.output.mkdir(parents=True, exist_ok=True)
-    sets = _chosen_sets(plan)
-    lanes = _lanes()
+    sets = chosen_sets(plan)
+    lanes = offered_lanes()
     with Job() as job:
-        stage = _Stage(job, plan, lanes)
+        stage = Stage(job, plan, lanes)
         pulls = [pull for held in sets for pull in stage.pull_everything(held)]
         sweep = stage.sweep()
         loss = stage.lose_an_owner()
@@ -68,7 +68,7 @@ def run(plan: Plan) -> int:
 # --- before anything moves
 
 
-def _chosen_sets(plan: Plan) -> list[WeightSet]:
+def chosen_sets(plan: Plan) -> list[WeightSet]:
     chosen: list[WeightSet] = []
     if plan.weights is not None:
         chosen.append(FileSet(plan.weights))
@@ -90,14 +90,14 @@ def _fits(plan: Plan, held: WeightSet) -> bool:
     """Whether the set fits into the memory that is free now; says so where it does not."""
     one = weights.total_bytes(held.tensors)
     needed = one * (1 + plan.num_readers) + 5 * plan.max_size + _PER_PROCESS * (plan.num_owners + plan.num_readers)
-    available = _available_memory()
+    available = available_memory()
     if needed <= available:
         return True
     print(f"{held.title} would take {needed / 1e9:.1f} GB of memory, {available / 1e9:.1f} are free: a smaller set.")
     return False
 
 
-def _available_memory() -> int:
+def available_memory() -> int:
     """Bytes: of the host, or what is left of this process's control group where that is less."""
     facts = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text().splitlines())
     available = int(facts["MemAvailable"].split()[0]) << 10
@@ -112,7 +112,7 @@ def _available_memory() -> int:
     return max(0, available)
 
 
-def _lanes() -> list[str]:
+def offered_lanes() -> list[str]:
     """What this host and the configuration offer, in the order of the play: ordinary memory first, then shared."""
     allowed = str(config.get("lanes")).split(",")
     shm = "shm" in allowed
@@ -138,7 +138,7 @@ def _why_no_process_vm() -> str:
 # --- the play
 
 
-class _Stage:
+class Stage:
     """The processes, and the acts that they play together."""
 
     def __init__(self, job: Job, plan: Plan, lanes: list[str]) -> None:
