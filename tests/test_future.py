@@ -17,8 +17,8 @@ from typing import Any
 
 import pytest
 import torch
-
 from child import Child
+
 from monarch_rdma import errors
 from monarch_rdma.rdma import Engine, Future, RDMABuffer
 
@@ -360,7 +360,7 @@ def test_a_fork_refuses_its_parents_engine_and_makes_its_own() -> None:
         child = os.fork()
         if child == 0:
             for use in (lambda: RDMABuffer(data, engine=engine), lambda: buffer.read_into(bytearray(13)), lost.get,
-                        lambda: lost.get(1), lost.done, lambda: buffer.drop(), lambda: shared_memory(4096, engine=engine)):
+                        lambda: lost.get(1), lost.done, buffer.drop, lambda: shared_memory(64, engine=engine)):
                 try:
                     use()
                     print("no error")

@@ -131,8 +131,10 @@ def test_slicing_is_torchs(data: st.DataObject, tensor: torch.Tensor) -> None:
 @pytest.mark.parametrize(
     ("key", "why"),
     [
-        (4, "4 is outside dimension 0 of 4"), (-5, "-5 is outside"), ((0, 0, 0), "3 dimensions"), (slice(None, None, -1), "negative step"),
-        (slice(None, None, 0), "zero"), ((..., ...), "dimensions"), (True, "booleans"), ([0, 1], "list"), ("a", "str"), (1.0, "float"),
+        (4, "4 is outside dimension 0 of 4"), (-5, "-5 is outside"), ((0, 0, 0), "3 dimensions"),
+        (slice(None, None, -1), "negative step"),
+        (slice(None, None, 0), "zero"), ((..., ...), "dimensions"), (True, "booleans"), ([0, 1], "list"),
+        ("a", "str"), (1.0, "float"),
         (slice("a", None), "slice"),
     ],
 )  # fmt: skip
@@ -223,14 +225,16 @@ def test_strided_memoryviews_and_arrays_of_numpy() -> None:
     ("make", "why"),
     [
         (lambda: "text", "str"), (lambda: None, "NoneType"), (lambda: 5, "int"), (lambda: [1], "list"),
-        (lambda: torch.zeros(2, device="meta"), "meta device"), (lambda: torch.eye(2).to_sparse(), "layout torch.sparse_coo"),
+        (lambda: torch.zeros(2, device="meta"), "meta device"),
+        (lambda: torch.eye(2).to_sparse(), "layout torch.sparse_coo"),
         (lambda: torch.eye(2).to_sparse_csr(), "layout"), (lambda: torch.zeros(2, 2).to_mkldnn(), "layout"),
         (lambda: torch.quantize_per_tensor(torch.zeros(2), 0.1, 0, torch.qint8), "int_repr"),
         (lambda: torch.zeros(2, dtype=torch.complex64).conj(), "resolve_conj"),
         (lambda: torch.zeros(2, dtype=torch.complex64).conj().imag, "resolve_neg"),
         (lambda: torch.nested.nested_tensor([torch.zeros(2)]), "nested"),
         (lambda: torch.nested.nested_tensor([torch.zeros(2)], layout=torch.jagged), "nested"),
-        (lambda: np.arange(4)[::-1], "negative strides"), (lambda: np.array([None]), "Python objects"), (lambda: np.arange(2, dtype=">i4"), "byte order"),
+        (lambda: np.arange(4)[::-1], "negative strides"), (lambda: np.array([None]), "Python objects"),
+        (lambda: np.arange(2, dtype=">i4"), "byte order"),
         (lambda: (ctypes.py_object * 2)(), "pointers"),
     ],
 )  # fmt: skip
@@ -288,9 +292,12 @@ def test_a_view_outside_its_memory_is_refused(view: View) -> None:
 @pytest.mark.parametrize(
     "data",
     [
-        None, 5, [], ["int8", 1, [2], [1]], ["int8", 1, [2], [1], -1], ["int8", 1, [2], [1, 1], 0], ["int8", 0, [2], [1], 0],
-        ["int8", 1, [2.0], [1], 0], ["int8", 1, [True], [1], 0], ["int8", 1, [2], [-1], 0], [5, 1, [2], [1], 0], ["int8", 1, 2, 1, 0],
-        ["int8", 1, [2**62, 2], [1, 1], 0], ["int8", 1, [2], [2**63], 0], ["x" * 65, 1, [2], [1], 0], ["int8", 1, [1] * 65, [1] * 65, 0],
+        None, 5, [], ["int8", 1, [2], [1]], ["int8", 1, [2], [1], -1], ["int8", 1, [2], [1, 1], 0],
+        ["int8", 0, [2], [1], 0],
+        ["int8", 1, [2.0], [1], 0], ["int8", 1, [True], [1], 0], ["int8", 1, [2], [-1], 0], [5, 1, [2], [1], 0],
+        ["int8", 1, 2, 1, 0],
+        ["int8", 1, [2**62, 2], [1, 1], 0], ["int8", 1, [2], [2**63], 0], ["x" * 65, 1, [2], [1], 0],
+        ["int8", 1, [1] * 65, [1] * 65, 0],
         ["int8", 1, [2], [2**62], 2**62],
     ],
 )  # fmt: skip

@@ -113,11 +113,11 @@ class RDMAAction:
         def start(timeout: float) -> Future:
             if memory.tensor is not None:
                 note_written(memory.tensor)
-            handle, out, error = remote.open(), scratch.op, scratch.error
-            if kind := call(handle, view.offset, *operands, timeout, out, error):
+            handle, error, held = remote.open(), scratch.error, (memory, remote)
+            future = AtomicFuture(remote.engine, name, remote, _WORD, held, store=lambda old: _store(memory, old))
+            if kind := call(handle, view.offset, *operands, timeout, future.cell, error):
                 raise_error(error, kind, operation=name, peer=remote.owner, size=_WORD)
-            held, store = (memory, remote), lambda old: _store(memory, old)
-            return AtomicFuture(remote.engine, out[0], name, remote, _WORD, held, store=store)
+            return future
 
         old = Target(memory.address, memory.view, False, f"dst of a {name}")
         word = Target(0, view, True, f"src of a {name}")

@@ -17,7 +17,7 @@ __all__ = [
 
 
 class RDMATcpFallbackWarning(UserWarning):
-    """A transfer went over tcp although a better lane was allowed. Given once an engine."""
+    """A transfer went over tcp although a better lane was allowed, and why. Given once an engine."""
 
 
 class RDMAReadTransferWarning(RDMATcpFallbackWarning):

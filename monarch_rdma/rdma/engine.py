@@ -34,11 +34,10 @@ NEVER = 1e9  # seconds from which on a timeout is none
 
 
 class _Scratch(threading.local):
-    """Out-parameters for calls into the core, one set a thread: making them anew would cost as much as the call."""
+    """Where the core describes failures, one a thread: making one for each call would cost as much as the call."""
 
     def __init__(self) -> None:
         self.error = ffi.new("mr_error *")
-        self.op = ffi.new("mr_op **")
 
 
 scratch = _Scratch()
@@ -103,6 +102,7 @@ class Engine:
         self.regions: weakref.WeakValueDictionary[int, Region] = weakref.WeakValueDictionary()  # all, by id
         self.reachable: dict[int, Region] = {}  # regions whose handle went out: they live until they are dropped
         self.orphans: deque[Orphan] = deque()
+        self._sweeping = threading.Lock()
         self.queues: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # event loop -> Completions
         self.shared_blocks: dict[int, int] = {}  # size by address, of memory from shared.py
         self.anchor: Any = None  # what keeps that memory when we are closed
@@ -165,23 +165,25 @@ class Engine:
         """A future that fails with `PeerLost` when the engine at `address` is lost. Cancel it to stop watching."""
         from .future import Future
 
-        error, op = scratch.error, scratch.op
-        if kind := lib.mr_watch(self.handle, address.encode(), op, error):
+        future, error = Future(self, "watch", address, 0, None), scratch.error
+        if kind := lib.mr_watch(self.handle, address.encode(), future.cell, error):
             raise_error(error, kind, operation="watch")
-        return Future(self, op[0], "watch", address, 0, None)
+        return future
 
     def sweep(self) -> None:
         """Lets go of what ended unattended: operations nobody waits for, and regions that peers dropped."""
-        for _ in range(len(self.orphans)):
-            try:
-                orphan = self.orphans.popleft()
-            except IndexError:
-                break  # another thread sweeps too
-            is_over, release, handle, _held = orphan
-            if is_over(handle) or not self.is_open:
-                release(handle)
-            else:
-                self.orphans.append(orphan)
+        if self.is_forked or not self._sweeping.acquire(blocking=False):
+            return  # another thread does it
+        try:
+            for _ in range(len(self.orphans)):
+                is_over, release, handle, _held = self.orphans[0]
+                if self.is_open and not is_over(handle):
+                    self.orphans.rotate(-1)
+                else:
+                    self.orphans.popleft()
+                    release(handle)
+        finally:
+            self._sweeping.release()
         for region in list(self.reachable.values()):
             if region.is_dropped:
                 self.reachable.pop(region.id, None)

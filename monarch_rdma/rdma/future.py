@@ -26,6 +26,8 @@ _SLICE = 0.1  # seconds between looks for Ctrl-C while waiting
 _REMOTE_STATES = ("not_written", "written", "unknown")
 _NULL = ffi.NULL
 _op_result = lib.mr_op_result
+_new = ffi.new
+_CELL = ffi.typeof("mr_op **")
 
 
 @dataclass(frozen=True)
@@ -61,23 +63,24 @@ class Future:
         "_error",
         "_held",
         "_in_queue",
-        "_op",
         "_operation",
         "_peer",
         "_settled",
         "_size",
+        "cell",
     )
 
-    def __init__(
-        self, engine: Engine | None, op: Any, operation: str, peer: Any, size: int, held: Any, settled: bool = False
-    ) -> None:
+    def __init__(self, engine: Engine | None, operation: str, peer: Any, size: int, held: Any) -> None:
+        """Made before the operation is started into `cell` (an `mr_op **`), so that not even Ctrl-C in between parts it
+        from the memory that it moves. `peer`: its name, or the remote region that tells it. `held`: until it is done.
+        """
+        self.cell = _new(_CELL)
         self._engine = engine
-        self._op = op
         self._operation = operation
-        self._peer = peer  # its name, or the remote region that tells it
+        self._peer = peer
         self._size = size
         self._held = held
-        self._settled = settled
+        self._settled = False
         self._error: RdmaError | None = None
         self._in_queue: Any = None  # (Completions, tag) of the event loop that awaited it first
 
@@ -115,7 +118,7 @@ class Future:
         """
         if self.done():
             return False
-        lib.mr_op_cancel(self._op)
+        lib.mr_op_cancel(self.cell[0])
         return True
 
     def explain(self) -> TransferReport:
@@ -150,7 +153,7 @@ class Future:
 
     def _poll(self) -> bool:
         self._refuse_in_child()
-        if not lib.mr_op_done(self._op):
+        if not lib.mr_op_done(self.cell[0]):
             return False
         self._settle()
         return True
@@ -170,7 +173,7 @@ class Future:
         self._refuse_in_child()
         while True:
             left = _SLICE if deadline is None else deadline - time.monotonic()
-            if lib.mr_op_wait(self._op, min(max(left, 0.0), _SLICE)):
+            if lib.mr_op_wait(self.cell[0], min(max(left, 0.0), _SLICE)):
                 self._settle()
                 return True
             if left <= 0:
@@ -178,27 +181,37 @@ class Future:
 
     def _settle(self) -> None:
         """Takes over the end of a finished operation; lets go of what it held."""
-        kind = _op_result(self._op, _NULL)
+        kind = _op_result(self.cell[0], _NULL)
         if kind:
             self._error = self._failure()
         self._held = None
         self._settled = True
-        if self._size and not self._engine.warned_of_tcp:  # type: ignore[union-attr]
-            self._warn_of_tcp()
+        if self._size and self._peer.__class__ is not str and not self._peer.is_lane_noted:
+            self.note_lane()
 
-    def _warn_of_tcp(self) -> None:
+    def settle_if_done(self) -> None:
+        """For those who start operations: what succeeded at once needs no wait."""
+        if _op_result(self.cell[0], _NULL) == 0:
+            self._held = None
+            self._settled = True
+            if not self._peer.is_lane_noted:
+                self.note_lane()
+
+    def note_lane(self) -> None:
+        """Looks at the lane of a region's first transfer: warns, once an engine, of tcp in place of a better one."""
+        self._peer.is_lane_noted = True
         engine, report = self._engine, self._report()
-        if engine is None or report.lane != "tcp" or str(engine.options["lanes"]).startswith("tcp"):
+        if engine is None or engine.warned_of_tcp or report.lane != "tcp" or not report.skipped:
             return
         engine.warned_of_tcp = True
         from .backends import RDMAReadTransferWarning, RDMAWriteTransferWarning
 
         category = RDMAWriteTransferWarning if self._operation == "write" else RDMAReadTransferWarning
-        warnings.warn(f"{report} (said once an engine)", category, stacklevel=4)
+        warnings.warn(f"{report} (said once an engine)", category, stacklevel=5)
 
     def _result(self) -> Any:
         result = ffi.new("mr_result *")
-        lib.mr_op_result(self._op, result)
+        lib.mr_op_result(self.cell[0], result)
         return result
 
     def _failure(self) -> RdmaError:
@@ -219,7 +232,7 @@ class Future:
         return self._peer if isinstance(self._peer, str) else str(self._peer.owner)
 
     def _report(self) -> TransferReport:
-        if self._op is None:
+        if not self.cell[0]:
             return TransferReport(self._operation, self._peer_name(), "", 0, 0, 0, 0, "", 0.0)
         result = self._result()
         return TransferReport(
@@ -240,7 +253,7 @@ class Future:
 
         if self._in_queue is None:
             queue = Completions.of(self._engine, loop)  # type: ignore[arg-type]
-            self._in_queue = queue, queue.add(self._op)
+            self._in_queue = queue, queue.add(self.cell[0])
         queue, tag = self._in_queue
         if queue.belongs_to(loop):
             return queue.waiter(tag)
@@ -250,10 +263,10 @@ class Future:
     def __del__(
         self, release: Callable[[Any], None] = lib.mr_op_release, is_done: Callable[[Any], int] = lib.mr_op_done
     ) -> None:
-        op = self._op
-        if op is None or self._engine.is_forked:  # type: ignore[union-attr]
+        op = self.cell[0]
+        if not op or self._engine.is_forked:  # type: ignore[union-attr]
             return
-        self._op = None
+        self.cell[0] = _NULL
         if self._settled or is_done(op):
             release(op)
         else:
@@ -267,11 +280,13 @@ class AtomicFuture(Future):
 
     def __init__(self, *args: Any, store: Callable[[int], None]) -> None:
         super().__init__(*args)
-        self._store: list[Callable[[int], None]] = [store]
+        self._store: Callable[[int], None] | None = store
 
     def _settle(self) -> None:
-        if self._store and not _op_result(self._op, _NULL):
-            self._store.pop()(self._result().value)
+        store = self._store
+        if store is not None and not _op_result(self.cell[0], _NULL):
+            store(self._result().value)
+            self._store = None
         super()._settle()
 
 
@@ -281,7 +296,7 @@ class GroupFuture(Future):
     __slots__ = ("_members",)
 
     def __init__(self, operation: str, members: list[Future]) -> None:
-        super().__init__(None, None, operation, "", sum(member._size for member in members), None)
+        super().__init__(None, operation, "", sum(member._size for member in members), None)
         self._members = members
 
     def cancel(self) -> bool:
@@ -327,4 +342,6 @@ class GroupFuture(Future):
 
 def done_future(operation: str, peer: Any) -> Future:
     """The future of an operation that had nothing to do."""
-    return Future(None, None, operation, peer, 0, None, True)
+    future = Future(None, operation, peer, 0, None)
+    future._settled = True
+    return future

@@ -68,10 +68,10 @@ def connect(
             secret_file = _named_by_address(unquote(match[1]))
     if engine is None:
         engine = adopt_secret(Secret.from_file(secret_file)) if secret_file is not None else default_engine()
-    op, error = scratch.op, scratch.error
-    if kind := lib.mr_connect(engine.handle, address.encode(), seconds(timeout), op, error):
+    future, error = Future(engine, "connect", address, 0, None), scratch.error
+    if kind := lib.mr_connect(engine.handle, address.encode(), seconds(timeout), future.cell, error):
         raise_error(error, kind, operation="connect", peer=address)
-    Future(engine, op[0], "connect", address, 0, None).get()
+    future.get()
     return Peer(engine, address)
 
 

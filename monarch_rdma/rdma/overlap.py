@@ -33,7 +33,8 @@ class Target:
 
     def clashes(self, other: Target) -> bool:
         """Whether both write some byte. Atomics on the same word are no clash: that is what they are for."""
-        if self.start >= other.end or other.start >= self.end or (self.atomic and other.atomic):
+        apart = self.start >= other.end or other.start >= self.end
+        if apart or not self.view.nbytes or not other.view.nbytes or (self.atomic and other.atomic):
             return False
         if self.view.is_contiguous and other.view.is_contiguous:
             return True

@@ -30,15 +30,13 @@ class Region:
         self.engine = engine
         self.memory = memory
         self.given_back: deque[int] = deque()  # notifications taken for a waiter that was cancelled meanwhile
-        self._handle: Any = None
         self._drop_begun = False
-        out, error = ffi.new("mr_region **"), scratch.error
-        address = ffi.cast("void *", memory.address)
-        if kind := lib.mr_region_create(engine.handle, address, memory.view.extent, access, out, error):
+        self._cell = ffi.new("mr_region **")  # filled by the core: see Future.cell
+        error, address = scratch.error, ffi.cast("void *", memory.address)
+        if kind := lib.mr_region_create(engine.handle, address, memory.view.extent, access, self._cell, error):
             raise_error(error, kind, operation="register", size=memory.view.nbytes)
-        self._handle = out[0]
-        self.id = int(lib.mr_region_id(self._handle))
-        self.descriptor = _descriptor(self._handle)
+        self.id = int(lib.mr_region_id(self._cell[0]))
+        self.descriptor = _descriptor(self._cell[0])
         engine.regions[self.id] = self
 
     def let_out(self) -> None:
@@ -48,17 +46,17 @@ class Region:
     def drop(self) -> Future:
         """Ends remote access now. Done when no access is in flight any more; again is no error."""
         self.engine.handle  # noqa: B018  refuses a closed engine
-        error, op = scratch.error, scratch.op
-        if kind := lib.mr_region_drop(self._handle, op, error):
+        future, error = Future(self.engine, "drop", self.engine.name, 0, self), scratch.error
+        if kind := lib.mr_region_drop(self._cell[0], future.cell, error):
             raise_error(error, kind, operation="drop", peer=self.engine.name)
         self._drop_begun = True
         self.engine.reachable.pop(self.id, None)
-        return Future(self.engine, op[0], "drop", self.engine.name, 0, self)
+        return future
 
     @property
     def is_dropped(self) -> bool:
         """Whether remote access has ended: by drop(), or by a peer that dropped it."""
-        return self._drop_begun or not self.engine.is_open or bool(lib.mr_region_dropped(self._handle))
+        return self._drop_begun or not self.engine.is_open or bool(lib.mr_region_dropped(self._cell[0]))
 
     def take_notification(self, timeout: float) -> int | None:
         """The next number that a writer posted; None where none came in time. AccessDenied once it is dropped."""
@@ -66,17 +64,17 @@ class Region:
             return self.given_back.popleft()
         self.engine.handle  # noqa: B018  refuses a closed engine
         value, error = ffi.new("uint64_t *"), scratch.error
-        got = lib.mr_region_notification(self._handle, timeout, value, error)
+        got = lib.mr_region_notification(self._cell[0], timeout, value, error)
         if got < 0:
             raise_error(error, -got, operation="notification", peer=self.engine.name)
         return int(value[0]) if got else None
 
     def __del__(self) -> None:
-        handle, engine = self._handle, self.engine
-        if handle is None or engine.is_forked:
+        handle, engine = self._cell[0], self.engine
+        if not handle or engine.is_forked:
             return
-        self._handle = None
-        if not engine.is_open:
+        self._cell[0] = ffi.NULL
+        if not engine.is_open or lib.mr_region_dropped(handle):
             lib.mr_region_close(handle)
             return
         op = ffi.new("mr_op **")
@@ -96,7 +94,7 @@ def _descriptor(handle: Any) -> bytes:
 class RemoteRegion:
     """Theirs: what a handle from another process names. Opened when it is first used; that talks to nobody."""
 
-    __slots__ = ("_handle", "_num_maps", "_unused", "descriptor", "engine", "ours")
+    __slots__ = ("_handle", "_num_maps", "_unused", "descriptor", "engine", "is_lane_noted", "ours")
 
     def __init__(self, engine: Engine | None, descriptor: bytes, ours: Region | None = None) -> None:
         self.engine = engine  # None: the default one, when it is first needed
@@ -105,6 +103,7 @@ class RemoteRegion:
         self._handle: Any = None
         self._num_maps = 0
         self._unused = False
+        self.is_lane_noted = False  # see Future.note_lane
 
     def open(self) -> Any:
         """The core's handle. ProtocolError for a malformed descriptor; ConfigError where the engine is closed."""
@@ -168,11 +167,11 @@ class RemoteRegion:
 
     def drop(self, timeout: float | None) -> Future:
         """Asks the owner to drop it."""
-        handle, error, op = self.open(), scratch.error, scratch.op
-        if kind := lib.mr_remote_drop(handle, seconds(timeout), op, error):
+        handle, error = self.open(), scratch.error
+        future = Future(self.engine, "drop", self, 0, self)
+        if kind := lib.mr_remote_drop(handle, seconds(timeout), future.cell, error):
             raise_error(error, kind, operation="drop", peer=self.owner)
-        assert self.engine is not None
-        return Future(self.engine, op[0], "drop", self, 0, self)
+        return future
 
     def __del__(self) -> None:
         self._unused = True

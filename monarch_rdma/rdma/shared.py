@@ -177,7 +177,7 @@ class _Anchor:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        region, op, error = ffi.new("mr_region **"), scratch.op, scratch.error
+        region, op, error = ffi.new("mr_region **"), ffi.new("mr_op **"), scratch.error
         if kind := lib.mr_region_create(engine.handle, ffi.NULL, 0, lib.MR_READ, region, error):
             raise_error(error, kind, operation="allocate")
         self._handle = region[0]

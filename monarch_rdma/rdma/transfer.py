@@ -18,9 +18,7 @@ __all__ = ["READ", "WRITE", "match_dst", "match_src", "move", "move_bytes", "tra
 READ, WRITE = lib.MR_READ, lib.MR_WRITE
 _VERBS = {READ: "read", WRITE: "write"}
 _LANES = {"shm": lib.MR_LANE_SHM, "tcp": lib.MR_LANE_TCP, "verbs": lib.MR_LANE_VERBS}
-_NULL = ffi.NULL
 _cast = ffi.cast
-_op_result = lib.mr_op_result
 _transfer_bytes = lib.mr_transfer_bytes
 
 
@@ -97,14 +95,15 @@ def move(
         note_written(memory.tensor)
     if notify is None and local.is_contiguous and there.is_contiguous:
         return move_bytes(remote, verb, memory.address, there.offset, local.nbytes, timeout, flags, memory.pin)
-    out, error, address = scratch.op, scratch.error, _cast("void *", memory.address)
+    error, address = scratch.error, _cast("void *", memory.address)
     has_notify, number = (0, 0) if notify is None else (1, notify)
+    future = Future(engine, _VERBS[verb], remote, local.nbytes, (memory.pin, remote))
     kind = lib.mr_transfer(
-        handle, verb, address, local.c_view, there.c_view, timeout, flags, has_notify, number, out, error
+        handle, verb, address, local.c_view, there.c_view, timeout, flags, has_notify, number, future.cell, error
     )
     if kind:
         raise_error(error, kind, operation=_VERBS[verb], peer=remote.owner, size=local.nbytes)
-    return Future(engine, out[0], _VERBS[verb], remote, local.nbytes, (memory.pin, remote))
+    return future
 
 
 def move_bytes(
@@ -115,17 +114,15 @@ def move_bytes(
     """
     if not size:
         return done_future(_VERBS[verb], remote)
-    handle, engine, local = remote._handle, remote.engine, scratch
+    handle, engine = remote._handle, remote.engine
     if handle is None or engine is None or not engine.is_open:
         handle = remote.open()
         engine = remote.engine
-    out = local.op
-    kind = _transfer_bytes(handle, verb, _cast("void *", address), offset, size, timeout, flags, out, local.error)
+    future, error = Future(engine, _VERBS[verb], remote, size, (pin, remote)), scratch.error
+    kind = _transfer_bytes(handle, verb, _cast("void *", address), offset, size, timeout, flags, future.cell, error)
     if kind:
-        raise_error(local.error, kind, operation=_VERBS[verb], peer=remote.owner, size=size)
-    op = out[0]
-    if _op_result(op, _NULL) == 0:
-        return Future(engine, op, _VERBS[verb], remote, size, None, True)
+        raise_error(error, kind, operation=_VERBS[verb], peer=remote.owner, size=size)
+    future.settle_if_done()
     if engine.orphans:  # type: ignore[union-attr]
-        engine.sweep()  # type: ignore[union-attr]
-    return Future(engine, op, _VERBS[verb], remote, size, (pin, remote))
+        engine.sweep_sometimes()  # type: ignore[union-attr]
+    return future
