@@ -18,6 +18,7 @@ def untouched_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Options that a test sets end with it; those of the environment are not seen."""
     for variable in [name for name in os.environ if name.startswith("MONARCH_RDMA_") and "_TEST_" not in name]:
         monkeypatch.delenv(variable)
+    monkeypatch.setattr("monarch_rdma.rdma.secret._from_fd", None)
     config.clear_runtime_config()
     yield
     config.clear_runtime_config()

@@ -26,6 +26,7 @@ def lane(tensor: torch.Tensor, owner: Engine, reader: Engine) -> str:
 
 
 def num_mapped() -> int:
+    gc.collect()
     with open("/proc/self/maps") as maps:
         return sum("memfd:monarch_rdma (deleted)" in line for line in maps)
 

@@ -238,6 +238,7 @@ def test_strided_memoryviews_and_arrays_of_numpy() -> None:
         (lambda: (ctypes.py_object * 2)(), "pointers"),
     ],
 )  # fmt: skip
+@pytest.mark.filterwarnings("ignore::UserWarning")  # of torch, about what it will drop
 def test_memory_that_cannot_be_moved_is_named(make: Any, why: str) -> None:
     with pytest.raises(errors.ConfigError, match=f"data .*{why}"):
         memory_of(make(), "data")
