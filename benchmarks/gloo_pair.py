@@ -18,7 +18,7 @@ class Rank:
     def __init__(self, rank: int, port: int) -> None:
         self._rank = rank
         self._tensor = torch.empty(0, dtype=torch.uint8)
-        store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, wait_for_workers=False)
+        store = dist.TCPStore("127.0.0.1", port, 2, is_master=rank == 0, wait_for_workers=False)  # type: ignore[attr-defined]
         self._other = None
         if rank == 0:
             self._other = LineProcess("gloo_pair.py", "--rank", "1", "--port", str(store.port), env=LOOPBACK)

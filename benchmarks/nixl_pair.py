@@ -63,6 +63,9 @@ class Initiator:
         self._target = LineProcess("nixl_pair.py", "--target", "--tls", tls)
         self._agent = agent("initiator")
         self._size = 0
+        self._transfer: Any = None
+        self._registered: Any = None
+        self._name = ""
 
     def close(self) -> None:
         self._target.close()

@@ -8,6 +8,7 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,24 @@ def small_reads_of_the_core(table: Table, seconds: str) -> None:
         table.add(limit(f"{lane} read 8 B (C++), p50", figure["p50"], "s", lanes[lane]))
 
 
+# A round trip depends on whether both ends share a processor: then nobody has to wake a sleeping one.
+PLACES = {"one processor": "0,0", "two processors": "0,1"}
+
+
 def tcp_round_trip(table: Table, seconds: str) -> None:
-    arguments = ["--op", "read", "--sizes", "8", "--measure", "latency", "--baseline", "--seconds", seconds]
-    (figure,) = measure("--lane", "tcp", *arguments)
-    against = figure["against"][0]
-    table.add(time_of("tcp read 8 B (C++), p50", figure["p50"], against["name"], against["seconds"], 1.5))
+    _round_trips(table, "tcp read 8 B", 1.5, "--lane", "tcp", "--op", "read", "--seconds", seconds)
 
 
 def control_round_trip(table: Table, seconds: str) -> None:
-    (figure,) = measure("--op", "message", "--sizes", "8", "--measure", "latency", "--baseline", "--seconds", seconds)
-    against = figure["against"][0]
-    what = "control frame round trip 8 B (C++ to C++), p50"
-    table.add(time_of(what, figure["p50"], against["name"], against["seconds"], 1.3))
+    _round_trips(table, "control frame round trip 8 B", 1.3, "--op", "message", "--seconds", seconds)
+
+
+def _round_trips(table: Table, what: str, most: float, *arguments: str) -> None:
+    for place, cpus in PLACES.items():
+        (figure,) = measure("--cpus", cpus, "--sizes", "8", "--measure", "latency", "--baseline", *arguments)
+        against = figure["against"][0]
+        name = f"{what}, {place} (C++), p50"
+        table.add(time_of(name, figure["p50"], against["name"], against["seconds"], most))
 
 
 def strided(table: Table, seconds: str) -> None:
@@ -85,20 +92,24 @@ def ucx(table: Table, rounds: int, largest: int) -> None:
     for size in (8, 64, 1 << 10, 4 << 10, 64 << 10, 1 << 20, 16 << 20, 64 << 20, 256 << 20, 1 << 30):
         if size > largest:
             continue
-        ours = Contender("read", lambda _, size=size: [_read(size)], whole_program=True)
-        theirs = Contender("ucx_perftest ucp_get", lambda _, size=size: [_ucx_get(size)], whole_program=True)
+        ours, theirs = _single_figure("read", _read, size), _single_figure("ucx_perftest ucp_get", _ucx_get, size)
         take_turns([ours, theirs], rounds=rounds)
         what = f"shm-mapped read {size_text(size)} (C++)"
         table.add(faster_than(what, size, ours.seconds, theirs.name, theirs.seconds, 0.9))
 
 
+def _single_figure(name: str, figure: Callable[[int], float], size: int) -> Contender:
+    return Contender(name, lambda _: [figure(size)], whole_program=True)
+
+
 def _read(size: int) -> float:
-    arguments = ["--op", "read", "--sizes", str(size), "--measure", "latency", "--seconds", "0.5"]
-    return float(measure("--lane", "shm-mapped", *arguments)[0]["p50"])
+    """Mean seconds of one read, one at a time: the median of rounds."""
+    arguments = ["--op", "read", "--sizes", str(size), "--measure", "bandwidth", "--seconds", "0.5"]
+    return 1 / float(measure("--lane", "shm-mapped", *arguments)[0]["operations_per_second"])
 
 
 def _ucx_get(size: int) -> float:
-    """Median seconds of one get."""
+    """Mean seconds of one get, one at a time."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
@@ -116,7 +127,7 @@ def _ucx_get(size: int) -> float:
         server.kill()
         server.wait()
     final = client.stdout.strip().splitlines()[-1].replace("Final:", "").split()
-    return float(final[1]) * 1e-6  # iterations, then the median in microseconds
+    return size / (float(final[5]) * 2**20)  # from the MB/s of all iterations: its times have too few digits
 
 
 def _wait_for_listener(server: subprocess.Popen[bytes], port: int) -> None:

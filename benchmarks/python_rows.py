@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from lines import LineProcess
 from owner import OwnerProcess, numbers
-from raw import Memcpy, ProcessVm
+from raw import Copy, Memcpy, ProcessVm
 from rows import Table, faster_than, limit, rate_of, size_text
 from turns import Contender, each, take_turns
 
@@ -66,39 +66,43 @@ def shared_host_copies(lab: Lab) -> None:
     """Large reads and writes on one host, with as many threads as the raw copy beside them."""
     for memory, lane in (("shared", "shm-mapped"), ("ordinary", "shm-process_vm")):
         for size in (64 * MIB, 256 * MIB):
+            measured: set[int] = set()  # numbers of threads that the engine really used
             for threads in (1, 2):
                 if size <= lab.largest:
-                    _copies_row(lab, memory, lane, size, threads)
+                    _copies_rows(lab, memory, lane, size, threads, measured)
 
 
-def _copies_row(lab: Lab, memory: str, lane: str, size: int, threads: int) -> None:
-    with (
-        Engine(secret=lab.secret, copy_threads=threads) as engine,
-        opened(lab, engine, memory, size) as (buffer, *there),
-    ):
-        pid, address = there
+def _copies_rows(lab: Lab, memory: str, lane: str, size: int, threads: int, measured: set[int]) -> None:
+    engine = Engine(secret=lab.secret, copy_threads=threads)
+    with engine, opened(lab, engine, memory, size) as (buffer, pid, address):
         here, other = torch.zeros_like(numbers(size)), torch.zeros_like(numbers(size))
         read = read_of("read", buffer, here, lane)
-        rails = _rails(buffer, here)
         write = Contender("write", each(lambda: buffer.write_from(here).get()))
+        rails = _rails(buffer, here)
+        if rails in measured:
+            return
+        measured.add(rails)
+        raw: list[Copy] = []
         if memory == "shared":
-            least, copies = 0.9, [Memcpy(here.data_ptr(), other.data_ptr(), size, rails)] * 2
+            least = 0.9
+            raw.append(Memcpy(here.data_ptr(), other.data_ptr(), size, rails))
         else:
             least = 0.95
-            copies = [ProcessVm(pid, other.data_ptr(), address, size, rails, write=w) for w in (False, True)]
-        raw = [Contender(f"{type(copy).__name__} x{rails}", each(copy)) for copy in dict.fromkeys(copies)]
-        lab.measure([read, write, *raw])
-        for ours, theirs in ((read, raw[0]), (write, raw[-1])):
-            what = f"{lane} {ours.name} {size_text(size)}, {rails} thread{'s' * (rails > 1)} (Python)"
-            lab.table.add(rate_of(what, size, ours.seconds, theirs.name, theirs.seconds, least))
-        for copy in copies:
+            for writes in (False, True):
+                raw.append(ProcessVm(pid, other.data_ptr(), address, size, rails, write=writes))
+        theirs = [Contender(f"{copy.name} x{rails}", each(copy)) for copy in raw]
+        lab.measure([read, write, *theirs])
+        for copy in raw:
             copy.close()
+        for ours, beside in ((read, theirs[0]), (write, theirs[-1])):
+            what = f"{lane} {ours.name} {size_text(size)}, {rails} thread{'s' * (rails > 1)} (Python)"
+            lab.table.add(rate_of(what, size, ours.seconds, beside.name, beside.seconds, least))
 
 
 def _rails(buffer: RDMABuffer, dst: torch.Tensor) -> int:
     future = buffer.read_into(dst)
     future.get()
-    return max(1, future.explain().rails)
+    return max(1, int(future.explain().rails))
 
 
 def small_reads(lab: Lab) -> None:
@@ -122,9 +126,7 @@ def tcp_read(lab: Lab) -> None:
     size = min(256 * MIB, lab.largest)
     with Engine(secret=lab.secret, lanes="tcp") as engine, opened(lab, engine, "ordinary", size) as (buffer, *_):
         read = read_of("read", buffer, torch.zeros_like(numbers(size)), "tcp")
-        iperf3 = [
-            Contender(f"iperf3 -P {n}", lambda _, n=n: [size / _iperf3(n)], whole_program=True) for n in (1, 2, 4)
-        ]
+        iperf3 = [_iperf3_contender(streams, size) for streams in (1, 2, 4)]
         take_turns([read, *iperf3], rounds=lab.rounds, seconds=1.0)
     best = min(iperf3, key=lambda contender: contender.seconds)
     for contender in iperf3:
@@ -133,25 +135,26 @@ def tcp_read(lab: Lab) -> None:
         lab.table.add(rate_of(what, size, read.seconds, contender.name, contender.seconds, least))
 
 
+def _iperf3_contender(streams: int, size: int) -> Contender:
+    return Contender(f"iperf3 -P {streams}", lambda _: [size / _iperf3(streams)], whole_program=True)
+
+
 def _iperf3(streams: int) -> float:
     """Bytes per second that arrive over loopback."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    server = subprocess.Popen(
-        ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", port, "--forceflush"], stdout=subprocess.PIPE, text=True
-    )
-    try:
-        assert server.stdout is not None
-        while "listening" not in (line := server.stdout.readline()):
-            if not line:
-                raise RuntimeError("iperf3 -s ended before it listened")
-        command = ["iperf3", "-c", "127.0.0.1", "-p", port, "-P", str(streams), "-t", "1", "-J"]
-        client = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
-    finally:
-        server.kill()
-        server.wait()
-        server.stdout.close()
+    listen = ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", port, "--forceflush"]
+    with subprocess.Popen(listen, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            while "listening" not in (line := server.stdout.readline()):
+                if not line:
+                    raise RuntimeError("iperf3 -s ended before it listened")
+            command = ["iperf3", "-c", "127.0.0.1", "-p", port, "-P", str(streams), "-t", "1", "-J"]
+            client = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        finally:
+            server.kill()
     return float(json.loads(client.stdout)["end"]["sum_received"]["bits_per_second"]) / 8
 
 
@@ -183,14 +186,15 @@ def gloo_and_nixl(lab: Lab) -> None:
 def _peers_rows(lab: Lab, engine: Engine, lane: str, size: int, pairs: dict[str, LineProcess]) -> None:
     with opened(lab, engine, "ordinary", size) as (buffer, *_):
         read = read_of("read", buffer, torch.zeros_like(numbers(size)), lane)
-        others = [
-            Contender(name, lambda count, pair=pair: pair.ask(size=size, count=count))  # type: ignore[misc]
-            for name, pair in pairs.items()
-        ]
+        others = [_peer_contender(name, pair, size) for name, pair in pairs.items()]
         lab.measure([read, *others])
     for other in others:
         what = f"{lane} read {size_text(size)}, ordinary memory (Python)"
         lab.table.add(faster_than(what, size, read.seconds, other.name, other.seconds))
+
+
+def _peer_contender(name: str, pair: LineProcess, size: int) -> Contender:
+    return Contender(name, lambda count: list(pair.ask(size=size, count=count)))
 
 
 def has_nixl() -> bool:

@@ -7,7 +7,7 @@ import os
 from abc import ABC, abstractmethod
 from concurrent.futures import ThreadPoolExecutor
 
-__all__ = ["Memcpy", "ProcessVm"]
+__all__ = ["Copy", "Memcpy", "ProcessVm"]
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.memcpy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
@@ -25,8 +25,10 @@ for _function in (_libc.process_vm_readv, _libc.process_vm_writev):
     _function.restype = ctypes.c_ssize_t
 
 
-class _Copy(ABC):
+class Copy(ABC):
     """A copy of `size` bytes, split by pages over `threads` threads (ctypes lets go of the GIL)."""
+
+    name: str
 
     def __init__(self, size: int, threads: int) -> None:
         share = size if threads == 1 else -(-size // (threads * _PAGE)) * _PAGE
@@ -47,8 +49,10 @@ class _Copy(ABC):
             self._pool.shutdown()
 
 
-class Memcpy(_Copy):
+class Memcpy(Copy):
     """libc memcpy from one address of this process to another."""
+
+    name = "memcpy"
 
     def __init__(self, dst: int, src: int, size: int, threads: int = 1) -> None:
         super().__init__(size, threads)
@@ -58,8 +62,10 @@ class Memcpy(_Copy):
         _libc.memcpy(self._dst + start, self._src + start, length)
 
 
-class ProcessVm(_Copy):
+class ProcessVm(Copy):
     """process_vm_readv (or writev) between an address of this process and one of process `pid`."""
+
+    name = "process_vm"
 
     def __init__(self, pid: int, local: int, remote: int, size: int, threads: int = 1, *, write: bool = False) -> None:
         super().__init__(size, threads)

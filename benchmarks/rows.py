@@ -34,13 +34,13 @@ class Row:
 def rate_of(what: str, size: int, seconds: float, name: str, their_seconds: float, least: float | None = None) -> Row:
     """Bytes per second against theirs; goal: at least `least` times as fast."""
     ratio = their_seconds / seconds
-    goal = f">= {least:g} x" if least else ""
+    goal = f">= {least:.3g} x" if least else ""
     return Row(what, size / seconds, "B/s", size / their_seconds, name, goal, ratio >= least if least else None)
 
 
 def time_of(what: str, seconds: float, name: str, their_seconds: float, most: float | None = None) -> Row:
     """Seconds against theirs; goal: at most `most` times as long."""
-    goal = f"<= {most:g} x" if most else ""
+    goal = f"<= {most:.3g} x" if most else ""
     return Row(what, seconds, "s", their_seconds, name, goal, seconds / their_seconds <= most if most else None)
 
 

@@ -1,6 +1,7 @@
 // Contenders that take turns, so that a change in the machine's load meets all of them alike.
 #pragma once
 
+#include <algorithm>
 #include <chrono>
 #include <cstdint>
 #include <functional>
@@ -12,6 +13,24 @@ namespace mr::bench {
 inline double now() {
   return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
+
+// Has the time come? Looks at the clock less often while steps are short, so that it doesn't cost what they do.
+class Deadline {
+ public:
+  explicit Deadline(double seconds) : last_(now()), end_(last_ + seconds) {}
+  bool passed() {
+    if (++steps_ < stride_) return false;
+    double time = now();
+    stride_ = time - last_ > 2e-6 ? 1 : std::min(2 * stride_, 64u);
+    last_ = time;
+    steps_ = 0;
+    return time >= end_;
+  }
+
+ private:
+  double last_, end_;
+  uint32_t steps_ = 0, stride_ = 1;
+};
 
 // How long one turn lasts: until `seconds` have passed or `operations` were done, but at least one operation.
 struct Turn {

@@ -121,28 +121,25 @@ void Transfers::latency(const Turn& turn, std::vector<double>& samples) {
 }
 
 Moved Transfers::window(const Turn& turn, const std::atomic<bool>* stop) {
-  Moved moved;
-  double started = now(), end = started + turn.seconds;
-  uint64_t submitted = 0, limit = turn.operations > UINT64_MAX / steps() ? UINT64_MAX : turn.operations * steps();
-  auto more = [&] {
-    if (submitted >= limit || (stop && stop->load(std::memory_order_relaxed))) return false;
-    return submitted == 0 || submitted % steps() != 0 || now() < end;
-  };
-  for (uint64_t taken = 0; taken < submitted || more();) {
-    while (submitted - taken < flying_.size() && more()) {
-      flying_[submitted % flying_.size()] =
-          start(submitted / steps() % (flying_.size() / steps()), submitted % steps());
-      ++submitted;
+  Deadline deadline(turn.seconds);
+  const double started = now();
+  const uint64_t pieces = steps(), slots = flying_.size() / pieces;
+  uint64_t operations = 0, slot = 0, piece = 0;  // of the next start
+  size_t first = 0, in_flight = 0;               // a ring: flying_[first] is the oldest
+  for (bool more = true;;) {
+    for (; more && in_flight < flying_.size(); ++in_flight) {
+      flying_[slot * pieces + piece] = start(slot, piece);
+      if (++piece < pieces) continue;
+      piece = 0;
+      slot = slot + 1 < slots ? slot + 1 : 0;
+      more = ++operations < turn.operations && !deadline.passed() && !(stop && *stop);
     }
-    if (taken == submitted) break;
-    mr_op* op = std::exchange(flying_[taken % flying_.size()], nullptr);
-    wait(op);
-    ++taken;
+    if (in_flight == 0) break;
+    wait(std::exchange(flying_[first], nullptr));
+    first = first + 1 < flying_.size() ? first + 1 : 0;
+    --in_flight;
   }
-  moved.operations = submitted / steps();
-  moved.bytes = moved.operations * plan_.size;
-  moved.seconds = now() - started;
-  return moved;
+  return {operations, operations * plan_.size, now() - started};
 }
 
 }  // namespace mr::bench
