@@ -243,6 +243,12 @@ def test_refused_process_vm_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pyt
     assert "shm-process_vm is left out: this host refuses it (Operation not permitted)" in capsys.readouterr().out
 
 
+def test_a_host_without_loopback_is_told(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("monarch_rdma.doctor.devices.why_no_loopback", lambda: "127.0.0.1 cannot be reached")
+    assert "tcp" not in run.offered_lanes()
+    assert "Lane tcp is left out: 127.0.0.1 cannot be reached." in capsys.readouterr().out
+
+
 # --- what is shown
 
 SWEEP = Sweep([4096, 1 << 20], {"memcpy": [1e9, 2e9], "tcp": [1e8, 1e9]})

@@ -13,6 +13,7 @@ import pytest
 from monarch_rdma import bench, doctor
 from monarch_rdma.doctor import Check, devices, isolated, kernel, lanes, software
 
+OFFERED = [Check("", name, True, "") for name in ("memfd and seals", "process_vm", "loopback")]
 LANES = ["shm-mapped", "shm-process_vm", "tcp"]
 
 
@@ -108,18 +109,27 @@ def test_long_lines_are_wrapped() -> None:
 # --- lanes
 
 
-def test_a_lane_whose_kernel_part_is_missing_is_not_required() -> None:
-    found = lanes.checks(
-        [Check("same host", "process_vm", False, "refused"), Check("same host", "memfd and seals", True, "")]
-    )
-    without = named(found, "shm-process_vm")
-    assert (without.ok, without.required) == (False, False)
-    assert named(found, "shm-mapped").required
+def test_a_lane_that_this_host_cannot_offer_is_not_required() -> None:
+    refused = Check("same host", "process_vm", False, "refused", "sysctl something")
+    lane = named(lanes.checks([*OFFERED, refused]), "shm-process_vm")
+    assert (lane.ok, lane.required, lane.fix) == (False, False, "sysctl something")
+    assert "process_vm: refused" in lane.why
+
+
+def test_loopback_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert named(devices.checks(tmp_path), "loopback").ok
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise OSError(errno.ENETUNREACH, "Network is unreachable")
+
+    monkeypatch.setattr(devices.socket, "create_connection", unreachable)
+    check = named(devices.checks(tmp_path), "loopback")
+    assert (check.ok, check.fix) == (False, "ip link set lo up")
 
 
 def test_a_missing_benchmark_program_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(bench, "binary", lambda: tmp_path / "transport_bench")
-    tcp = named(lanes.checks([]), "tcp")
+    tcp = named(lanes.checks(OFFERED), "tcp")
     assert (tcp.ok, tcp.required) == (False, True)
     assert "is missing" in tcp.why
 
@@ -137,7 +147,7 @@ def test_a_lane_that_fails_says_how(script: str, told: str, monkeypatch: pytest.
     program.write_text(f"#!/bin/sh\n{script}\n")
     program.chmod(0o755)
     monkeypatch.setattr(bench, "binary", lambda: program)
-    tcp = named(lanes.checks([]), "tcp")
+    tcp = named(lanes.checks(OFFERED), "tcp")
     assert not tcp.ok
     assert told in tcp.why
 

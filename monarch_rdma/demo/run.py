@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import config
-from ..doctor import kernel
+from ..doctor import devices, kernel
 from ..progress import track
 from . import report, weights
 from .processes import Job, Process
@@ -115,11 +115,11 @@ def available_memory() -> int:
 def offered_lanes() -> list[str]:
     """What this host and the configuration offer, in the order of the play: ordinary memory first, then shared."""
     allowed = str(config.get("lanes")).split(",")
-    shm = "shm" in allowed
+    shm, off = "shm" in allowed, "switched off by an option"
     reasons = {
-        "shm-process_vm": _why_no_process_vm() if shm and config.get("shm_process_vm") else "switched off by an option",
-        "tcp": "" if "tcp" in allowed else "switched off by an option",
-        "shm-mapped": "" if shm and config.get("shm_mapped") else "switched off by an option",
+        "shm-process_vm": _why_no_process_vm() if shm and config.get("shm_process_vm") else off,
+        "tcp": devices.why_no_loopback() if "tcp" in allowed else off,
+        "shm-mapped": "" if shm and config.get("shm_mapped") else off,
     }
     for lane, why in reasons.items():
         if why:

@@ -10,7 +10,7 @@ from . import isolated
 from .check import Check
 from .isolated import Failed
 
-__all__ = ["checks"]
+__all__ = ["checks", "why_no_loopback"]
 
 # A NULL list with ENOSYS (38) is how a kernel without RDMA says "no devices".
 _VERBS = """
@@ -51,6 +51,7 @@ def checks(root: Path = Path("/")) -> list[Check]:
         _libibverbs(),
         _gpu("AMD GPUs", "libamdhip64.so,libamdhip64.so.7,libamdhip64.so.6,libamdhip64.so.5", "", "hipGetDeviceCount"),
         _gpu("NVIDIA GPUs", "libcuda.so.1", "cuInit", "cuDeviceGetCount"),
+        _loopback(),
         _interfaces(root),
     ]
 
@@ -109,6 +110,21 @@ def _gpu(what: str, libraries: str, init: str, count_of: str) -> Check:
         return Check("GPUs", what, False, f"{found} finds no device (status {status})", "update the GPU driver")
     why = f"{count} (through {found}); this version moves host memory only: pass tensor.cpu()"
     return Check("GPUs", what, True, why)
+
+
+def _loopback() -> Check:
+    problem = why_no_loopback()
+    return Check("network", "loopback", not problem, problem or "127.0.0.1 can be reached", "ip link set lo up")
+
+
+def why_no_loopback() -> str:
+    """Why a connection within this host fails, as in a new network namespace; "" where it works."""
+    try:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError as error:
+        return f"127.0.0.1 cannot be reached: {error.strerror}"
+    return ""
 
 
 def _interfaces(root: Path) -> Check:

@@ -16,7 +16,7 @@ from . import isolated
 from .check import Check
 from .isolated import Failed
 
-__all__ = ["checks"]
+__all__ = ["can_read_processes", "checks"]
 
 _GIB = 1 << 30
 

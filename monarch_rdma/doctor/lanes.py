@@ -12,23 +12,23 @@ from .check import Check
 __all__ = ["checks"]
 
 _TIMEOUT = 30.0  # seconds
-# lane, the probe of the kernel that it rests on (None: none), what it is for
+# lane, the check that it rests on, what it is for
 _LANES = (
     ("shm-mapped", "memfd and seals", "memory from empty, zeros, share and share_, of processes on this host"),
     ("shm-process_vm", "process_vm", "ordinary memory of processes on this host"),
-    ("tcp", None, "everything else"),
+    ("tcp", "loopback", "everything else"),
 )
 
 
-def checks(kernel: list[Check]) -> list[Check]:
-    """`kernel`: what the kernel's probes found. A lane that this host cannot offer is not required."""
-    offered = {check.name: check.ok for check in kernel}
-    return [_lane(lane, offered.get(probe, False) if probe else True, probe, use) for lane, probe, use in _LANES]
+def checks(found: list[Check]) -> list[Check]:
+    """`found`: all other checks. A lane that this host cannot offer is not required."""
+    by_name = {check.name: check for check in found}
+    return [_lane(lane, by_name[probe], use) for lane, probe, use in _LANES]
 
 
-def _lane(lane: str, offered: bool, probe: str | None, use: str) -> Check:
-    if not offered:
-        return Check("lanes", lane, False, f"this host has no {probe} (see there); it would serve {use}", "see there")
+def _lane(lane: str, probe: Check, use: str) -> Check:
+    if not probe.ok:
+        return Check("lanes", lane, False, f"not on this host ({probe.name}: {probe.why}); for {use}", probe.fix)
     why = _try(lane)
     fix = f"monarch-rdma bench --local --lane {lane} --sizes 1M --verify"
     return Check("lanes", lane, not why, why or use, fix if why else "", required=True)
