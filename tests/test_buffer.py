@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import gc
 import json
 import pickle
@@ -596,6 +597,12 @@ def test_a_pickle_is_small_and_loads_with_the_default_engine(
         result = result.tolist(), buffer.owner, buffer.dtype is torch.int64, buffer.shape
         """
         assert child_process().run("import tempfile\n" + _dedent(code), blob=blob) == ([2, 3, 4], "here", True, (3,))
+
+
+def test_a_copy_is_the_same_handle(owner: Engine) -> None:
+    buffer = RDMABuffer(bytearray(8), engine=owner)
+    assert copy.copy(buffer) is buffer
+    assert copy.deepcopy({"x": buffer})["x"] is buffer
 
 
 def _dedent(code: str) -> str:

@@ -95,8 +95,16 @@ def test_cancel(owner: Engine, reader: Engine) -> None:
 
 def test_closing_the_engine_ends_its_operations(owner: Engine, reader: Engine) -> None:
     lost = reader.watch(owner.address)
+    buffer, _, target = reading(owner, reader)
+    done = buffer.read_into(target)
+    waiting = [buffer.read_into(target, lanes="tcp") for _ in range(5)]
     reader.close()
     assert isinstance(lost.exception(30), errors.Cancelled)
+    for each in (done, *waiting):
+        assert each.done()
+        assert each.exception() is None or isinstance(each.exception(), errors.Cancelled)
+        assert each.explain().peer == "owner"
+    assert buffer.owner == "owner"
 
 
 def test_explain(owner: Engine, reader: Engine) -> None:

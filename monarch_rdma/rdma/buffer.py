@@ -241,7 +241,8 @@ class RDMABuffer:
         """Ends access to the memory, for all and for all parts of the buffer. Done when no access is in flight any
         more.
 
-        Also for a handle on another process's memory: that asks the owner. Dropping again is no error for the owner.
+        Also for a handle on another process's memory: that asks the owner, for at most `timeout` seconds; the owner lets go
+        of the tensor when it next makes a buffer or looks at its counters. Dropping again is no error there.
         """
         return self._remote.drop(timeout) if self._remote.ours is None else self._remote.ours.drop()
 
@@ -274,6 +275,12 @@ class RDMABuffer:
                 f"a buffer's handle of version {version!r:.20}; this library reads version {_BLOB_VERSION}"
             )
         return cls._of(RemoteRegion(engine, raw), View.from_json(view), is_tensor is True)
+
+    def __copy__(self) -> RDMABuffer:
+        return self  # nothing in it can change
+
+    def __deepcopy__(self, _: Any) -> RDMABuffer:
+        return self
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RDMABuffer.from_bytes, (self.to_bytes(),)

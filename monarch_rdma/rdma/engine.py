@@ -189,10 +189,10 @@ class Engine:
                 self.reachable.pop(region.id, None)
 
     def region_within(self, address: int, size: int) -> Region | None:
-        """A region of ours that is not dropped and has bytes in this range."""
+        """A region of ours that peers may still be in, and that has bytes in this range."""
         for region in list(self.regions.values()):
             start, end = region.memory.address, region.memory.address + region.memory.view.extent
-            if start < address + size and address < end and not region.is_dropped:
+            if start < address + size and address < end and not region.is_quiet:
                 return region
         return None
 

@@ -42,21 +42,19 @@ class Memory:
 
 def memory_of(obj: Any, argument: str) -> Memory:
     """The memory of obj. ConfigError naming `argument` where it has none that this process can reach."""
-    torch = _loaded.get("torch")
-    if torch is not None and isinstance(obj, torch.Tensor):
+    torch: Any = _loaded.get("torch")
+    if isinstance(obj, getattr(torch, "Tensor", ())):  # another thread may be just importing it
         return _of_tensor(torch, obj, argument)
-    numpy = _loaded.get("numpy")
-    if numpy is not None and isinstance(obj, numpy.ndarray):
+    if isinstance(obj, getattr(_loaded.get("numpy"), "ndarray", ())):
         return _of_array(obj, argument)
     return _of_buffer(obj, argument)
 
 
 def plain_storage(obj: Any, dtype: Any, nbytes: int) -> Any:
     """The storage of a contiguous CPU tensor of this dtype and size (not 0); None for anything else: see memory_of."""
-    torch = _loaded.get("torch")
+    torch: Any = _loaded.get("torch")
     if (
-        torch is None
-        or type(obj) is not torch.Tensor
+        type(obj) is not getattr(torch, "Tensor", None)
         or obj.dtype is not dtype
         or obj.layout is not torch.strided
         or not obj.is_cpu

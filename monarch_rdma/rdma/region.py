@@ -56,7 +56,12 @@ class Region:
     @property
     def is_dropped(self) -> bool:
         """Whether remote access has ended: by drop(), or by a peer that dropped it."""
-        return self._drop_begun or not self.engine.is_open or bool(lib.mr_region_dropped(self._cell[0]))
+        return self._drop_begun or self.is_quiet
+
+    @property
+    def is_quiet(self) -> bool:
+        """Whether nobody is in the memory any more: some time after a drop."""
+        return not self.engine.is_open or bool(lib.mr_region_dropped(self._cell[0]))
 
     def take_notification(self, timeout: float) -> int | None:
         """The next number that a writer posted; None where none came in time. AccessDenied once it is dropped."""
@@ -124,18 +129,22 @@ class RemoteRegion:
             raise_error(error, kind, operation="open")
         return out[0]
 
+    def _known(self) -> Any:
+        """The handle, opened at some time: what it says of itself holds when the engine is closed, too."""
+        return self._handle or self.open()
+
     @property
     def owner(self) -> str:
         """Name of the owning process."""
-        return str(ffi.string(lib.mr_remote_owner(self.open())).decode())
+        return str(ffi.string(lib.mr_remote_owner(self._known())).decode())
 
     @property
     def incarnation(self) -> int:
-        return int(lib.mr_remote_incarnation(self.open()))
+        return int(lib.mr_remote_incarnation(self._known()))
 
     @property
     def size(self) -> int:
-        return int(lib.mr_remote_size(self.open()))
+        return int(lib.mr_remote_size(self._known()))
 
     def lane(self, timeout: float | None) -> str:
         """The lane that a transfer would take now. Connects if need be."""
