@@ -241,8 +241,8 @@ class RDMABuffer:
         """Ends access to the memory, for all and for all parts of the buffer. Done when no access is in flight any
         more.
 
-        Also for a handle on another process's memory: that asks the owner, for at most `timeout` seconds; the owner lets go
-        of the tensor when it next makes a buffer or looks at its counters. Dropping again is no error there.
+        Also for a handle on another process's memory: that asks the owner, for at most `timeout` seconds. The owner
+        lets go of the tensor when it next makes a buffer or looks at its counters. Dropping again is no error there.
         """
         return self._remote.drop(timeout) if self._remote.ours is None else self._remote.ours.drop()
 
