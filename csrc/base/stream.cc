@@ -324,7 +324,8 @@ void tune_tcp(int fd, double user_timeout) {
   if (!(user_timeout > 0)) return;
   const double seconds = std::min(user_timeout, 86400.0);
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::ceil(seconds * 1000)));
-  set(IPPROTO_TCP, TCP_KEEPIDLE, std::clamp(static_cast<int>(std::ceil(seconds)), 1, 32767));
+  // An idle connection is only asked now and then: where something is pending, heartbeats look closer.
+  set(IPPROTO_TCP, TCP_KEEPIDLE, std::clamp(static_cast<int>(std::ceil(seconds)), 60, 32767));
   set(IPPROTO_TCP, TCP_KEEPINTVL, std::clamp(static_cast<int>(std::ceil(seconds / 3)), 1, 32767));
   set(IPPROTO_TCP, TCP_KEEPCNT, 3);
 }
