@@ -421,6 +421,7 @@ def test_a_closed_engine_says_so(owner: Engine, reader: Engine) -> None:
         lambda: theirs.map(),
         lambda: theirs.read_view(),
         lambda: mine.drop(),
+        lambda: mine.to_bytes(),
         lambda: mine.next_notification(1),
         lambda: owner.counters(),
         lambda: owner.incarnation,

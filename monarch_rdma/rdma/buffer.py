@@ -252,6 +252,7 @@ class RDMABuffer:
         """The handle in a form that is safe to load from anybody: JSON. The memory stays alive until it is dropped."""
         ours = self._remote.ours
         if ours is not None:
+            self._engine()  # refuses a closed one
             if ours.is_dropped:
                 raise AccessDenied("the buffer was dropped; its handle is of no use to anybody", operation="pickle")
             ours.let_out()
