@@ -54,9 +54,7 @@ Stream::Stream(Fd socket) : fd_(std::move(socket)) {}
 Stream::Stream(Fd socket, bool server, const Secret& secret)
     : fd_(std::move(socket)), tls_(std::make_unique<Tls>(fd_.get(), server, secret)) {}
 
-Stream::Io Stream::handshake() {
-  return tls_ ? tls_->handshake() : Io{};
-}
+Stream::Io Stream::handshake() { return tls_ ? tls_->handshake() : Io{}; }
 
 Stream::Io Stream::read(const iovec* parts, int count, std::vector<Fd>* fds) {
   if (tls_) return tls_->read(parts, count);
@@ -100,9 +98,7 @@ Stream::Io Stream::write(const iovec* parts, int count, int pass_fd) {
   return {static_cast<size_t>(n), Want::nothing, false, {}};
 }
 
-Digest Stream::binding(std::string_view label) const {
-  return tls_ ? tls_->exporter(label) : Digest{};
-}
+Digest Stream::binding(std::string_view label) const { return tls_ ? tls_->exporter(label) : Digest{}; }
 
 void Stream::shutdown() {
   if (tls_) tls_->close_notify();
@@ -134,9 +130,7 @@ int family_of(int ip_family) {
   throw Error(MR_CONFIG, "ip_family is " + std::to_string(ip_family) + ", it can be 0, 4 or 6");
 }
 
-std::string of_family(int ip_family) {
-  return ip_family == 0 ? "" : " of IPv" + std::to_string(ip_family);
-}
+std::string of_family(int ip_family) { return ip_family == 0 ? "" : " of IPv" + std::to_string(ip_family); }
 
 std::vector<Address> look_up(const HostPort& at, int ip_family, int flags) {
   addrinfo hints{};

@@ -86,9 +86,7 @@ Secret Secret::random() {
   return secret;
 }
 
-Secret::~Secret() {
-  OPENSSL_cleanse(bytes_.data(), bytes_.size());
-}
+Secret::~Secret() { OPENSSL_cleanse(bytes_.data(), bytes_.size()); }
 
 Secret& Secret::operator=(Secret other) noexcept {
   bytes_.swap(other.bytes_);
@@ -381,9 +379,7 @@ Tls::Io Tls::handshake() {
   return io;
 }
 
-bool Tls::established() const {
-  return impl_->up;
-}
+bool Tls::established() const { return impl_->up; }
 
 Tls::Io Tls::read(const iovec* parts, int count) {
   Impl& self = *impl_;
@@ -478,8 +474,6 @@ void Tls::close_notify() {
   self.flush();
 }
 
-void Tls::rekey_after(uint64_t records) {
-  impl_->rekey = std::max<uint64_t>(1, records);
-}
+void Tls::rekey_after(uint64_t records) { impl_->rekey = std::max<uint64_t>(1, records); }
 
 }  // namespace mr

@@ -36,13 +36,9 @@ const Secret& theirs() {
   return secret;
 }
 
-ByteView view_of(std::string_view text) {
-  return {reinterpret_cast<const uint8_t*>(text.data()), text.size()};
-}
+ByteView view_of(std::string_view text) { return {reinterpret_cast<const uint8_t*>(text.data()), text.size()}; }
 
-bool mentions(const Status& status, const std::string& word) {
-  return status.text.find(word) != std::string::npos;
-}
+bool mentions(const Status& status, const std::string& word) { return status.text.find(word) != std::string::npos; }
 
 struct Sockets {
   Fd client, server;
@@ -67,9 +63,7 @@ class Deadline {
   std::chrono::steady_clock::time_point end_ = std::chrono::steady_clock::now() + std::chrono::seconds(30);
 };
 
-bool over(const Io& io) {
-  return io.closed || !io.status.ok() || io.want == Want::nothing;
-}
+bool over(const Io& io) { return io.closed || !io.status.ok() || io.want == Want::nothing; }
 
 struct Connection {
   Sockets sockets;
@@ -717,6 +711,4 @@ TEST(altered_bytes_are_noticed) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return mr::test::run(argc, argv);
-}
+int main(int argc, char** argv) { return mr::test::run(argc, argv); }

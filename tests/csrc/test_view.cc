@@ -54,9 +54,7 @@ std::vector<uint64_t> walk(const View& view, uint64_t position, uint64_t limit) 
 
 using Random = std::mt19937_64;
 
-uint64_t below(Random& random, uint64_t bound) {
-  return random() % bound;
-}
+uint64_t below(Random& random, uint64_t bound) { return random() % bound; }
 
 // Up to 5 dimensions of any strides: nested, transposed, merged, broadcast, overlapping, empty.
 mr_view random_view(Random& random) {
@@ -277,6 +275,4 @@ TEST(malformed_views_are_refused) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return mr::test::run(argc, argv);
-}
+int main(int argc, char** argv) { return mr::test::run(argc, argv); }

@@ -130,6 +130,4 @@ TEST(an_empty_input_holds_nothing) {
 
 }  // namespace
 
-int main(int argc, char** argv) {
-  return mr::test::run(argc, argv);
-}
+int main(int argc, char** argv) { return mr::test::run(argc, argv); }
