@@ -8,14 +8,13 @@ namespace {
 
 constexpr uint64_t kInlineRuns = 2048;
 
-uint64_t num_runs(const View& view) {
-  return view.run() == 0 ? 0 : view.bytes() / view.run();
-}
+uint64_t num_runs(const View& view) { return view.run() == 0 ? 0 : view.bytes() / view.run(); }
 
 }  // namespace
 
 bool is_small(const Op& op, uint64_t limit) {
-  return op.bytes() <= limit && std::max(num_runs(op.remote_view), num_runs(op.local_view)) <= kInlineRuns;
+  return (op.verb == Verb::read || op.verb == Verb::write) && op.bytes() <= limit &&
+         std::max(num_runs(op.remote_view), num_runs(op.local_view)) <= kInlineRuns;
 }
 
 uint32_t Transfer::right() const {
@@ -69,8 +68,7 @@ Status Transfer::copy(uint64_t begin, uint64_t length) {
 }
 
 void Transfer::end(Status status, uint32_t chunks, uint32_t threads) {
-  // What was read before this look was still the region's.
-  std::atomic_thread_fence(std::memory_order_seq_cst);
+  // The entry in the ledger kept the memory as it was up to here, unless the owner gave up waiting for this.
   if (status.ok() && !live())
     status = fail(MR_ACCESS_DENIED, "the region was dropped while bytes moved; the result is discarded");
   claim_.wipe();

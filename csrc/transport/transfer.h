@@ -67,7 +67,7 @@ class Transfer : public CopyJob {
 inline bool is_atomic(Verb verb) {
   return verb == Verb::fetch_add || verb == Verb::compare_and_swap;
 }
-// Small enough for the caller's thread: `limit` bytes, and not too many runs.
+// A read or write small enough for the caller's thread: `limit` bytes, and not too many runs.
 bool is_small(const Op& op, uint64_t limit);
 
 }  // namespace mr
