@@ -19,7 +19,7 @@ import sysconfig
 from importlib import metadata
 from pathlib import Path
 
-from setuptools import Extension, setup
+from setuptools import Extension, __version__, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
@@ -158,6 +158,9 @@ class BuildNative(build_ext):
             shutil.copy2(source, target.with_name(target.name + ".new"))
             os.replace(target.with_name(target.name + ".new"), target)
 
+
+if int(__version__.split(".")[0]) < 77:
+    raise SystemExit(f"monarch_rdma: building needs setuptools >= 77, here is {__version__}; pip install -U setuptools")
 
 setup(
     ext_modules=[ENGINE, OPS],
