@@ -81,7 +81,7 @@ lint: setup ## clang-format, ruff and mypy; changes nothing
 
 format: setup ## lays out C++ and Python as lint wants it
 	$(VENV)/bin/clang-format -i $(CPP_FILES)
-	$(VENV)/bin/ruff check --fix $(wildcard $(PYTHON_FILES))
+	$(VENV)/bin/ruff check --fix --exit-zero --quiet $(wildcard $(PYTHON_FILES))
 	$(VENV)/bin/ruff format $(wildcard $(PYTHON_FILES))
 
 clean: ## removes what was built, but not $(VENV)
