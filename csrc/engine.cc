@@ -1,8 +1,6 @@
 // engine.h in terms of the layers below; no other decision.
 #include "engine.h"
 
-#include <netdb.h>
-
 #include <algorithm>
 #include <cmath>
 
@@ -65,16 +63,7 @@ const char* require(const char* text, const char* argument) {
 // Names are resolved here, in the caller's thread: the loop never waits for a name server.
 Address parse_address(const char* text) {
   Address address = Address::parse(require(text, "address"));
-  addrinfo hints{}, *found = nullptr;
-  hints.ai_socktype = SOCK_STREAM;
-  if (address.tcp.host.empty()) return address;
-  if (const int error = ::getaddrinfo(address.tcp.host.c_str(), nullptr, &hints, &found); error != 0)
-    throw Error(MR_CONFIG,
-                "address \"" + std::string(text) + "\": host \"" + address.tcp.host + "\": " + ::gai_strerror(error));
-  char numeric[256];
-  if (::getnameinfo(found->ai_addr, found->ai_addrlen, numeric, sizeof numeric, nullptr, 0, NI_NUMERICHOST) == 0)
-    address.tcp.host = numeric;
-  ::freeaddrinfo(found);
+  if (address.tcp.port != 0) address.tcp = address.tcp.resolve(0);
   return address;
 }
 
@@ -447,8 +436,7 @@ int mr_message_send(mr_engine* engine, const char* address, const uint8_t* data,
                     mr_error* error) {
   return guarded(error, [&] {
     const Time start = Clock::now();
-    const Node& node = *engine->node;
-    if (length > const_cast<Node&>(node).options().raw.max_frame_bytes)
+    if (length > engine->node->options().raw.max_frame_bytes)
       throw Error(MR_RESOURCE_EXHAUSTED,
                   "a message of " + std::to_string(length) + " bytes is over option max_frame_bytes");
     const auto connected = start_plain(engine, address, Verb::connect, timeout);
@@ -465,10 +453,11 @@ int mr_message_send(mr_engine* engine, const char* address, const uint8_t* data,
 int mr_message_next(mr_engine* engine, double timeout, mr_message** message, mr_error* error) {
   int got = 0;
   const int failed = guarded(error, [&] {
-    engine->node->check_usable();
-    auto next = engine->node->next_message(timeout);
-    if (!next) return engine->node->check_usable();
-    *message = new mr_message{engine->node, std::move(next)};
+    const auto node = engine->node;  // the engine may be closed while we wait
+    node->check_usable();
+    auto next = node->next_message(timeout);
+    if (!next) return node->check_usable();
+    *message = new mr_message{node, std::move(next)};
     got = 1;
   });
   return failed != MR_OK ? -failed : got;

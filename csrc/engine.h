@@ -119,7 +119,8 @@ uint32_t mr_protocol_version(void);
 
 void mr_options_default(mr_options* options);
 int mr_engine_create(const mr_options* options, mr_engine** engine, mr_error* error);
-/* Ends every pending operation with MR_CANCELLED, says goodbye to peers, frees everything. Handles die with it. */
+/* Ends every pending operation with MR_CANCELLED, says goodbye to peers, frees everything. Remote and region
+ * handles stay valid to be closed; what else is asked of them returns MR_CONFIG. Shared and mapped memory stays. */
 void mr_engine_close(mr_engine* engine);
 /* The string another process needs to find this engine (no secret in it); valid until close. */
 const char* mr_engine_address(mr_engine* engine);

@@ -62,7 +62,11 @@ class Pair:
         """A buffer on the tensor that `code` evaluates to over there, and its name in `kept`."""
         name = f"t{next(self.numbers)}"
         blob = self.owner.run(
-            f"result = publish(name, {code}, shared, access)", name=name, shared=self.lane.shared, access=access, **names
+            f"result = publish(name, {code}, shared, access)",
+            name=name,
+            shared=self.lane.shared,
+            access=access,
+            **names,
         )
         return name, RDMABuffer.from_bytes(blob, engine=self.engine)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import re
@@ -234,13 +235,11 @@ def test_a_replayed_hello_is_refused(engine: Engine, works: None) -> None:
     recorder.thread.join(20)
     known = engine.counters()["peers_known"]
     with dial(engine) as sock:
-        try:
+        with contextlib.suppress(ConnectionError):  # it may have closed already
             sock.sendall(recorder.said + frame(MESSAGE, b"hello again"))
-        except ConnectionError:
-            pass
         answer = everything(sock)
     # It answers the hello with a nonce of its own, so the old proof is worth nothing.
-    assert answer[: len(answer)] != recorder.answered
+    assert answer != recorder.answered
     assert engine.counters()["peers_known"] == known
 
 

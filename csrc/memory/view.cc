@@ -1,7 +1,6 @@
 #include "view.h"
 
 #include <algorithm>
-#include <numeric>
 #include <string>
 
 namespace mr {
@@ -35,9 +34,8 @@ void check_dims(uint32_t ndim) {
 
 View View::contiguous(uint64_t offset, uint64_t length) {
   View view;
-  view.raw_.offset = offset;
-  view.raw_.run = length;
-  view.bytes_ = length;
+  view.offset_ = offset;
+  view.run_ = view.bytes_ = length;
   view.end_ = length == 0 ? 0 : checked_add(offset, length);
   return view;
 }
@@ -45,57 +43,58 @@ View View::contiguous(uint64_t offset, uint64_t length) {
 View View::from(const mr_view& raw) {
   check_dims(raw.ndim);
   View view;
-  mr_view& out = view.raw_;
-  out.offset = raw.offset;
-  out.run = raw.run;
-  view.bytes_ = raw.run;
+  view.offset_ = raw.offset;
+  view.run_ = view.bytes_ = raw.run;
   for (uint32_t i = 0; i < raw.ndim; ++i) view.bytes_ = checked_mul(view.bytes_, raw.count[i]);
   if (view.bytes_ == 0) {
-    out.run = 0;
+    view.run_ = 0;
     return view;
   }
   uint64_t last = raw.offset;
   for (uint32_t i = 0; i < raw.ndim; ++i) last = checked_add(last, checked_mul(raw.count[i] - 1, raw.stride[i]));
   view.end_ = checked_add(last, raw.run);
   // From the innermost out: a dimension that continues the run, or the dimension inside it, is merged.
-  uint64_t count[MR_MAX_DIMS], stride[MR_MAX_DIMS];
-  uint32_t n = 0;  // kept so far, innermost first
+  std::vector<Dim>& kept = view.dims_;
   for (uint32_t i = raw.ndim; i-- > 0;) {
-    if (raw.count[i] == 1) continue;
-    if (n == 0 && raw.stride[i] == out.run) {
-      out.run *= raw.count[i];
-    } else if (n > 0 && continues(raw.stride[i], stride[n - 1], count[n - 1])) {
-      count[n - 1] *= raw.count[i];
-    } else {
-      count[n] = raw.count[i];
-      stride[n++] = raw.stride[i];
-    }
+    const Dim dim{raw.count[i], raw.stride[i]};
+    if (dim.count == 1) continue;
+    if (kept.empty() && dim.stride == view.run_)
+      view.run_ *= dim.count;
+    else if (!kept.empty() && continues(dim.stride, kept.back().stride, kept.back().count))
+      kept.back().count *= dim.count;
+    else
+      kept.push_back(dim);
   }
-  out.ndim = n;
-  for (uint32_t i = 0; i < n; ++i) {
-    out.count[i] = count[n - 1 - i];
-    out.stride[i] = stride[n - 1 - i];
-  }
+  std::reverse(kept.begin(), kept.end());
   return view;
 }
 
 bool View::overlaps_itself() const {
   if (bytes_ == 0) return false;
-  uint32_t order[MR_MAX_DIMS];
-  std::iota(order, order + raw_.ndim, 0u);
-  std::sort(order, order + raw_.ndim, [this](uint32_t a, uint32_t b) { return raw_.stride[a] < raw_.stride[b]; });
-  uint64_t extent = raw_.run;  // bytes spanned by the dimensions seen so far; no overflow: end_ was checked
-  for (uint32_t i = 0; i < raw_.ndim; ++i) {
-    const uint32_t dim = order[i];
-    if (raw_.stride[dim] < extent) return true;
-    extent += (raw_.count[dim] - 1) * raw_.stride[dim];
+  std::vector<Dim> by_stride = dims_;
+  std::sort(by_stride.begin(), by_stride.end(), [](const Dim& a, const Dim& b) { return a.stride < b.stride; });
+  uint64_t extent = run_;  // bytes spanned by the dimensions seen so far; no overflow: end_ was checked
+  for (const Dim& dim : by_stride) {
+    if (dim.stride < extent) return true;
+    extent += (dim.count - 1) * dim.stride;
   }
   return false;
 }
 
+mr_view View::raw() const {
+  mr_view out{};
+  out.offset = offset_;
+  out.run = run_;
+  for (const Dim& dim : dims_) {
+    out.count[out.ndim] = dim.count;
+    out.stride[out.ndim++] = dim.stride;
+  }
+  return out;
+}
+
 void View::encode(Writer& out) const {
-  out.put(raw_.offset).put(raw_.run).put(raw_.ndim);
-  for (uint32_t i = 0; i < raw_.ndim; ++i) out.put(raw_.count[i]).put(raw_.stride[i]);
+  out.put(offset_).put(run_).put(static_cast<uint32_t>(dims_.size()));
+  for (const Dim& dim : dims_) out.put(dim.count).put(dim.stride);
 }
 
 View View::decode(Reader& in) {
@@ -112,34 +111,34 @@ View View::decode(Reader& in) {
 }
 
 void Cursor::seek(uint64_t position) {
-  const mr_view& v = view_->raw();
+  const auto& dims = view_->dims();
   position_ = std::min(position, view_->bytes());
   if (view_->bytes() == 0) return;
-  uint64_t run_number = position_ / v.run;
-  in_run_ = position_ % v.run;
-  run_offset_ = v.offset;
-  for (uint32_t i = v.ndim; i-- > 0;) {
-    index_[i] = run_number % v.count[i];
-    run_number /= v.count[i];
-    run_offset_ += index_[i] * v.stride[i];
+  uint64_t run_number = position_ / view_->run();
+  in_run_ = position_ % view_->run();
+  run_offset_ = view_->offset();
+  for (size_t i = dims.size(); i-- > 0;) {
+    index_[i] = run_number % dims[i].count;
+    run_number /= dims[i].count;
+    run_offset_ += index_[i] * dims[i].stride;
   }
 }
 
 Cursor::Run Cursor::peek(uint64_t limit) const {
-  const uint64_t in_this_run = view_->raw().run - in_run_;
+  const uint64_t in_this_run = view_->run() - in_run_;
   return {run_offset_ + in_run_, std::min({in_this_run, limit, left()})};
 }
 
 void Cursor::advance(uint64_t length) {
-  const mr_view& v = view_->raw();
+  const auto& dims = view_->dims();
   position_ += length;
   in_run_ += length;
-  if (in_run_ < v.run || left() == 0) return;
+  if (in_run_ < view_->run() || left() == 0) return;
   in_run_ = 0;
-  for (uint32_t i = v.ndim; i-- > 0;) {
-    run_offset_ += v.stride[i];
-    if (++index_[i] < v.count[i]) return;
-    run_offset_ -= v.stride[i] * v.count[i];
+  for (size_t i = dims.size(); i-- > 0;) {
+    run_offset_ += dims[i].stride;
+    if (++index_[i] < dims[i].count) return;
+    run_offset_ -= dims[i].stride * dims[i].count;
     index_[i] = 0;
   }
 }

@@ -11,27 +11,31 @@ namespace mr {
 // A checked mr_view: its total size does not overflow, and neither does its furthest byte.
 class View {
  public:
-  View() = default;
+  struct Dim {
+    uint64_t count, stride;
+  };
+
   static View contiguous(uint64_t offset, uint64_t length);
   // Merges contiguous dimensions and drops those of count 1. Throws MR_CONFIG where ndim > MR_MAX_DIMS or sizes
   // overflow.
   static View from(const mr_view& raw);
 
   uint64_t bytes() const { return bytes_; }
-  uint64_t offset() const { return raw_.offset; }
-  uint64_t run() const { return raw_.run; }  // length of each contiguous run
-  bool is_contiguous() const { return raw_.ndim == 0; }
-  uint64_t end() const { return end_; }  // one past the furthest byte; 0 where empty
+  uint64_t offset() const { return offset_; }
+  uint64_t run() const { return run_; }  // length of each contiguous run
+  bool is_contiguous() const { return dims_.empty(); }
+  const std::vector<Dim>& dims() const { return dims_; }  // outermost first
+  uint64_t end() const { return end_; }                   // one past the furthest byte; 0 where empty
   bool fits(uint64_t size) const { return end_ <= size; }
   bool overlaps_itself() const;  // two indices reach one byte (conservative: only nested strides pass)
-  const mr_view& raw() const { return raw_; }
+  mr_view raw() const;
 
   void encode(Writer& out) const;
   static View decode(Reader& in);
 
  private:
-  mr_view raw_{};
-  uint64_t bytes_ = 0, end_ = 0;
+  uint64_t offset_ = 0, run_ = 0, bytes_ = 0, end_ = 0;
+  std::vector<Dim> dims_;  // most views have none, and every operation holds two
 };
 
 // Walks the runs of a view from logical byte `position` on.

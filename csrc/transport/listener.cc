@@ -40,7 +40,9 @@ Listener::Listener(Loop& loop, const Options& options, const PeerInfo& self)
                           static_cast<int>(raw.ip_family), &at));
     door->is_data = is_data;
     doors_.push_back(std::move(door));
-    if (!options.advertise_host.empty()) at.host = options.advertise_host;
+    // Peers connect from their loops, which never wait for a name server.
+    if (!options.advertise_host.empty())
+      at.host = HostPort{options.advertise_host, 0}.resolve(static_cast<int>(raw.ip_family)).host;
   };
   listen_tcp(control_at_, false);
   if (options.allows("tcp")) listen_tcp(data_at_, true);

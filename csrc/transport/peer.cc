@@ -1,5 +1,8 @@
 #include "peer.h"
 
+#include <fcntl.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <cassert>
 
@@ -8,6 +11,7 @@ namespace {
 
 constexpr size_t kMaxText = 4096;
 constexpr uint32_t kFramesPerLane = 100;
+constexpr double kProbeInterval = 0.01;  // whether a process on this host lives, while something is pending
 
 Status stopped(int kind, const Op& op) {
   if (kind == MR_TRANSFER_TIMEOUT)
@@ -53,27 +57,39 @@ Reply decode_reply(Frame& frame) {
 
 }  // namespace
 
-// The end of a process on this host, also where a forked child keeps its sockets open.
+// The end of a process on this host, also where a forked child keeps its sockets open. Its pidfd tells when it is over,
+// which for a process with much memory comes late: the kernel frees the memory first. So while operations are pending
+// it is asked whether it still has memory at all.
 class Peer::ProcessWatch : public Loop::Watcher {
  public:
   ProcessWatch(Peer& peer, Fd pidfd) : peer_(peer), pidfd_(std::move(pidfd)) {
+    const std::string path = "/proc/" + std::to_string(peer_.info_.pid) + "/statm";
+    statm_ = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
     peer_.loop().watch_on_loop(pidfd_.get(), EPOLLIN, this);
   }
   ~ProcessWatch() { peer_.loop().unwatch_on_loop(pidfd_.get()); }
+
+  bool has_memory() const {
+    char first = 0;
+    const ssize_t got = statm_.valid() ? ::pread(statm_.get(), &first, 1, 0) : 1;
+    return !statm_.valid() || (got == 1 && first != '0');  // a killed process has "0 0 0 ...", later ESRCH
+  }
 
  private:
   void on_event(uint32_t) override {
     const auto self = peer_.shared_from_this();
     // Its last words may still be in the stream: the stream's end is handled first if it is there.
     peer_.loop().unwatch_on_loop(pidfd_.get());
-    peer_.loop().post([self] {
-      self->lost_on_loop(fail(MR_PEER_LOST, "its process (pid " + std::to_string(self->info_.pid) + ") has ended"));
-    });
+    peer_.loop().post([self] { self->lost_on_loop(self->process_ended()); });
   }
 
   Peer& peer_;
-  Fd pidfd_;
+  Fd pidfd_, statm_;
 };
+
+Status Peer::process_ended() const {
+  return fail(MR_PEER_LOST, "its process (pid " + std::to_string(info_.pid) + ") has ended");
+}
 
 Peer::Peer(Home& home, Address address) : home_(home), address_(std::move(address)) {
   info_.name = address_.name.empty() ? address_.tcp.text() : address_.name;
@@ -357,8 +373,9 @@ void Peer::close_on_loop(const Status& why) {
 
 // Only while something is pending here: an idle pair of processes costs nothing.
 void Peer::beat_on_loop() {
-  if (beating_ || state_ != State::up) return;
-  beating_ = true;
+  if (state_ != State::up) return;
+  if (process_ && !std::exchange(probing_, true)) probe_on_loop();
+  if (std::exchange(beating_, true)) return;
   last_heard_ = Clock::now();
   next_beat_ = after(options().raw.heartbeat_interval);
   struct Beat {
@@ -388,6 +405,17 @@ void Peer::beat_on_loop() {
     }
   };
   Beat::schedule(shared_from_this());
+}
+
+void Peer::probe_on_loop() {
+  loop().at_on_loop(after(kProbeInterval), [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (!self) return;
+    self->probing_ = self->state_ == State::up && self->process_ && !self->pending_.empty();
+    if (!self->probing_) return;
+    if (!self->process_->has_memory()) return self->lost_on_loop(self->process_ended());
+    self->probe_on_loop();
+  });
 }
 
 // ---- Frames ----
@@ -558,30 +586,29 @@ std::string Peer::lane_name(const RemoteRegion& remote) {
 
 Status Peer::send_message(ByteView data, double timeout) {
   const Time deadline = timeout < 0 ? Time::max() : after(std::min(timeout, 1e9));
-  const std::string full = "the peer reads no messages and its window is full";
-  std::unique_lock order(send_order_, std::defer_lock);
-  if (deadline == Time::max())
-    order.lock();
-  else if (!order.try_lock_until(deadline))
-    return fail(MR_TRANSFER_TIMEOUT, full);
   std::unique_lock guard(window_lock_);
   if (!window_up_) return fail(MR_PEER_LOST, "not connected");
   if (data.size() > window_ / 2)
     return fail(MR_RESOURCE_EXHAUSTED, "a message of " + std::to_string(data.size()) +
                                            " bytes is over half of the peer's window of " + std::to_string(window_) +
                                            " (option message_window_bytes)");
-  while (window_up_ && window_used_ + data.size() > window_) {
+  // One at a time, so that messages of two threads keep the order in which they took their place.
+  while (window_up_ && (handing_over_ || window_used_ + data.size() > window_)) {
     if (deadline == Time::max())
       window_opened_.wait(guard);
     else if (window_opened_.wait_until(guard, deadline) == std::cv_status::timeout)
-      return fail(MR_TRANSFER_TIMEOUT, full);
+      return fail(MR_TRANSFER_TIMEOUT, "the peer reads no messages and its window is full");
   }
   if (!window_up_) return fail(MR_PEER_LOST, "the peer was lost");
   window_used_ += data.size();
+  handing_over_ = true;
   guard.unlock();  // the loop takes it, and may run in this thread now
   loop().run([self = shared_from_this(), bytes = Bytes(data.begin(), data.end())]() mutable {
     self->send_on_loop(kMessage, std::move(bytes), nullptr);
   });
+  guard.lock();
+  handing_over_ = false;
+  window_opened_.notify_all();
   return {};
 }
 

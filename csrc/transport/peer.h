@@ -105,6 +105,8 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   void up_on_loop(std::shared_ptr<ControlStream> stream);
   void lost_on_loop(const Status& why);
   void beat_on_loop();
+  void probe_on_loop();
+  Status process_ended() const;
   void watch_process_on_loop();
   void on_up(ControlStream& stream) override;
   void on_frame(ControlStream& stream, Frame& frame) override;
@@ -131,7 +133,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   uint64_t next_request_ = 1;
   std::unordered_map<uint64_t, std::function<void(Reply)>> requests_;
   Time last_heard_{}, next_beat_{};
-  bool beating_ = false;
+  bool beating_ = false, probing_ = false;
   class ProcessWatch;
   std::unique_ptr<ProcessWatch> process_;
 
@@ -139,11 +141,10 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   std::shared_ptr<const Links> links_ = std::make_shared<const Links>();
 
   // Message window towards the peer.
-  std::timed_mutex send_order_;  // taken before window_lock_; never on the loop
   std::mutex window_lock_;
   std::condition_variable window_opened_;
   uint64_t window_ = 0, window_used_ = 0;
-  bool window_up_ = false;
+  bool window_up_ = false, handing_over_ = false;
   uint64_t unread_ = 0, credit_due_ = 0;
 };
 

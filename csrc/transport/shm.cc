@@ -26,9 +26,7 @@ constexpr size_t kMaxReason = 1024;
 
 enum class Offer : uint8_t { ledger = 1, board = 2, refused = 3 };
 
-void put_name(Writer& out, const RegionName& name) {
-  out.put(name.id).put(name.key.word[0]).put(name.key.word[1]);
-}
+void put_name(Writer& out, const RegionName& name) { out.put(name.id).put(name.key.word[0]).put(name.key.word[1]); }
 
 RegionName get_name(Reader& in) {
   RegionName name;
@@ -111,14 +109,12 @@ class ShmLink final : public Link, public std::enable_shared_from_this<ShmLink> 
   std::unordered_map<ShmMappings::Key, std::vector<OpRef>, ShmMappings::Hash> asks_;
 };
 
-// An operation on the peer's region. The link outlives it: `keep`, or the caller.
+// An operation on the peer's region.
 class ShmTransfer final : public Transfer {
  public:
-  ShmTransfer(const ShmLink& link, const OpRef& op, Ledger& ledger, ShmMappings::Mapped mapped,
-              std::shared_ptr<const ShmLink> keep)
-      : Transfer(link.host_, op, ledger, link.closing_),
+  ShmTransfer(ShmLink& link, const OpRef& op, ShmMappings::Mapped mapped, Kept kept = {})
+      : Transfer(link.host_, op, *link.ledger_, link.closing_, std::move(kept)),
         link_(link),
-        keep_(std::move(keep)),
         mapped_(std::move(mapped)) {
     if (!mapped_.mapping) return;
     const auto address = reinterpret_cast<uintptr_t>(mapped_.mapping->address());
@@ -167,7 +163,6 @@ class ShmTransfer final : public Transfer {
   }
 
   const ShmLink& link_;
-  const std::shared_ptr<const ShmLink> keep_;
   const ShmMappings::Mapped mapped_;
   uint8_t* region_ = nullptr;
   BulkCopy copy_;
@@ -287,10 +282,10 @@ bool ShmLink::try_inline(const OpRef& op) {
     // Without a mapping, or where the word is not aligned in the owner's memory, the owner's own thread is asked.
     if (!mapped.mapping || (is_atomic(op->verb) && (remote.base + op->remote_view.offset()) % sizeof(uint64_t) != 0))
       return false;
-    return ShmTransfer(*this, op, *ledger_, std::move(mapped), nullptr).run_inline();
+    return ShmTransfer(*this, op, std::move(mapped)).run_inline();
   }
   if (is_atomic(op->verb) || !process_.is_open() || !is_small(*op, kInlineProcessVm)) return false;
-  return ShmTransfer(*this, op, *ledger_, {}, nullptr).run_inline();
+  return ShmTransfer(*this, op, {}).run_inline();
 }
 
 void ShmLink::start_on_loop(const OpRef& op) {
@@ -316,7 +311,7 @@ void ShmLink::copy_on_loop(const OpRef& op, ShmMappings::Mapped mapped) {
     op->lane = "shm-mapped";
     return host_.on_done(op, {});
   }
-  auto job = std::make_shared<ShmTransfer>(*this, op, *ledger_, std::move(mapped), shared_from_this());
+  auto job = std::make_shared<ShmTransfer>(*this, op, std::move(mapped), Kept{op, shared_from_this()});
   const uint32_t threads = job->in_order() ? 1 : copy_threads_;
   try {
     op->set_helper(pool_->submit(std::move(job), op->bytes(), threads));
@@ -360,7 +355,8 @@ void ShmLink::mapped_on_loop(ShmMappings::Key key, Reply reply) {
     if (status.ok()) {
       Reader in(reply.payload);
       const auto owner_address = in.get<uint64_t>();
-      mappings_.add(key, {map_foreign(reply.fd, 1, key.writable, "shared memory"), owner_address});
+      auto mapping = unmapped_elsewhere(map_foreign(reply.fd, 1, key.writable, "shared memory"));
+      mappings_.add(key, {std::move(mapping), owner_address});
     }
   } catch (const Error& error) {
     status = error.status();

@@ -3,6 +3,9 @@
 #include <fcntl.h>
 #include <sys/stat.h>
 
+#include <system_error>
+#include <thread>
+
 namespace mr {
 
 std::unique_ptr<Mapping> map_foreign(const Fd& fd, uint64_t min_size, bool writable, const char* what) {
@@ -18,6 +21,18 @@ std::unique_ptr<Mapping> map_foreign(const Fd& fd, uint64_t min_size, bool writa
     throw Error(MR_REGISTRATION, subject + " has " + std::to_string(size) + " bytes, at least " +
                                      std::to_string(std::max<uint64_t>(min_size, 1)) + " are needed");
   return std::make_unique<Mapping>(fd.get(), size, writable);
+}
+
+std::shared_ptr<Mapping> unmapped_elsewhere(std::unique_ptr<Mapping> mapping) {
+  constexpr uint64_t kQuick = 32u << 20;
+  if (mapping->size() <= kQuick) return mapping;
+  return {mapping.release(), [](Mapping* gone) {
+            try {
+              std::thread([gone] { delete gone; }).detach();
+            } catch (const std::system_error&) {
+              delete gone;
+            }
+          }};
 }
 
 Status PeerBoard::admit(const RemoteRegion& remote, uint32_t right) const {

@@ -11,6 +11,10 @@ namespace mr {
 // process with SIGBUS), or has fewer than min_size bytes. The whole memory is mapped.
 std::unique_ptr<Mapping> map_foreign(const Fd& fd, uint64_t min_size, bool writable, const char* what);
 
+// A large mapping that is unmapped by a thread of its own: where its owner has died the last unmap frees the pages,
+// which takes half a second a GiB, and whoever lets go of it (the loop, as a rule) must not stand still so long.
+std::shared_ptr<Mapping> unmapped_elsewhere(std::unique_ptr<Mapping> mapping);
+
 class PeerBoard {
  public:
   explicit PeerBoard(std::unique_ptr<Mapping> mapping) : mapping_(std::move(mapping)) {}

@@ -31,22 +31,23 @@ Digest server_proof(const Digest& session_key, const Hello& hello, const Welcome
 
 size_t encode_request(RequestKind kind, uint32_t id, const RegionName& name, const View& view, uint64_t begin,
                       uint64_t length, uint8_t* out) {
-  const mr_view& raw = view.raw();
   Request head;
   head.kind = kind;
-  head.ndim = static_cast<uint8_t>(raw.ndim);
+  head.ndim = static_cast<uint8_t>(view.dims().size());
   head.id = id;
   head.region = name.id;
   head.key[0] = name.key.word[0];
   head.key[1] = name.key.word[1];
   head.begin = begin;
   head.length = length;
-  head.offset = raw.offset;
-  head.run = raw.run;
+  head.offset = view.offset();
+  head.run = view.run();
   std::memcpy(out, &head, sizeof head);
-  for (uint32_t i = 0; i < raw.ndim; ++i) {
-    const Dimension dimension{raw.count[i], raw.stride[i]};
-    std::memcpy(out + sizeof head + i * sizeof dimension, &dimension, sizeof dimension);
+  out += sizeof head;
+  for (const auto& dim : view.dims()) {
+    const Dimension dimension{dim.count, dim.stride};
+    std::memcpy(out, &dimension, sizeof dimension);
+    out += sizeof dimension;
   }
   return request_bytes(view);
 }

@@ -78,7 +78,7 @@ struct Chunk {
 };
 static_assert(sizeof(Chunk) == 12 && std::is_trivially_copyable_v<Chunk>);
 
-inline size_t request_bytes(const View& view) { return sizeof(Request) + view.raw().ndim * sizeof(Dimension); }
+inline size_t request_bytes(const View& view) { return sizeof(Request) + view.dims().size() * sizeof(Dimension); }
 // Writes the request with its dimensions; `out` has room for kMaxRequestBytes.
 size_t encode_request(RequestKind kind, uint32_t id, const RegionName& name, const View& view, uint64_t begin,
                       uint64_t length, uint8_t* out);
