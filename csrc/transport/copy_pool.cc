@@ -56,7 +56,7 @@ class CopyPool::Task : public OpHelper, public std::enable_shared_from_this<Task
       std::lock_guard guard(state_->lock);
       role = join_locked();
     }
-    if (role != Role::none) work(role, until);
+    if (role != Role::none) work(role, until, 1);
   }
 
   enum class Role : uint8_t { none, first, another };
@@ -68,10 +68,11 @@ class CopyPool::Task : public OpHelper, public std::enable_shared_from_this<Task
     return Role::first;
   }
 
-  // By a thread that has joined. Returns at `until`, or when no chunk is left to claim.
-  void work(Role role, Time until) {
+  // By a thread that has joined. Returns at `until`, or when no chunk is left to claim. `on_their_way`: threads that
+  // have been woken for this task besides this one.
+  void work(Role role, Time until, uint64_t on_their_way) {
     const auto self = shared_from_this();  // the job's end may give up the last other reference
-    if (role == Role::first) begin();
+    if (role == Role::first) begin(on_their_way);
     uint64_t moved = 0;
     Status status;
     bool drained = false;
@@ -89,13 +90,16 @@ class CopyPool::Task : public OpHelper, public std::enable_shared_from_this<Task
  private:
   enum class Phase : uint8_t { queued, beginning, open, drained };
 
-  void begin() {
+  void begin(uint64_t on_their_way) {
     Status status = job_->begin();
-    std::lock_guard guard(state_->lock);
-    phase_ = Phase::open;
-    if (!status.ok()) fail_locked(std::move(status));
-    for (uint64_t i = 1; phase_ == Phase::open && i < std::min<uint64_t>(max_threads_, num_chunks_); ++i)
-      state_->work.notify_one();
+    const bool ok = status.ok();
+    {
+      std::lock_guard guard(state_->lock);
+      phase_ = Phase::open;
+      if (!ok) fail_locked(std::move(status));
+    }
+    const uint64_t useful = ok ? std::min<uint64_t>(max_threads_, num_chunks_) : 0;
+    for (uint64_t i = 1 + on_their_way; i < useful; ++i) state_->work.notify_one();
   }
 
   void leave(Status status, uint64_t moved, bool drained) {
@@ -150,7 +154,7 @@ void CopyPool::State::worker() {
     }
     if (task) {
       guard.unlock();
-      task->work(role, Time::max());
+      task->work(role, Time::max(), 0);
       task.reset();
       guard.lock();
     } else if (stopping) {
@@ -221,9 +225,11 @@ void CopyPool::start_threads(uint32_t wanted) {
 std::shared_ptr<OpHelper> CopyPool::submit(std::shared_ptr<CopyJob> job, uint64_t bytes, uint32_t max_threads) {
   start_threads(max_threads);
   auto task = std::make_shared<Task>(state_, std::move(job), bytes, max_threads);
-  std::lock_guard guard(state_->lock);
-  state_->queue.push_back(task);
-  state_->work.notify_one();
+  {
+    std::lock_guard guard(state_->lock);
+    state_->queue.push_back(task);
+  }
+  state_->work.notify_one();  // without the lock: the woken thread wants it
   return task;
 }
 

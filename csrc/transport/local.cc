@@ -12,8 +12,8 @@ constexpr uint64_t kInlineBytes = 1u << 20;  // about 20 to 100 us: what handing
 
 class LocalTransfer final : public Transfer {
  public:
-  LocalTransfer(LinkHost& host, const OpRef& op, Ledger& ledger, const Closing& closing, std::shared_ptr<Link> keep)
-      : Transfer(host, op, ledger, closing), keep_(std::move(keep)) {
+  LocalTransfer(LinkHost& host, const OpRef& op, Ledger& ledger, const Closing& closing, Kept kept = {})
+      : Transfer(host, op, ledger, closing, std::move(kept)) {
     auto* const region = reinterpret_cast<uint8_t*>(remote().base);
     if (op->verb == Verb::read) copy_ = BulkCopy(op->local, op->local_view, region, op->remote_view);
     if (op->verb == Verb::write) copy_ = BulkCopy(region, op->remote_view, op->local, op->local_view);
@@ -50,7 +50,6 @@ class LocalTransfer final : public Transfer {
     return {};
   }
 
-  const std::shared_ptr<Link> keep_;
   BulkCopy copy_;
   RegionRef region_;
 };
@@ -67,12 +66,12 @@ class LocalLink final : public Link, public std::enable_shared_from_this<LocalLi
 
   bool try_inline(const OpRef& op) override {
     if (closing_.is_set() || (!is_atomic(op->verb) && !is_small(*op, kInlineBytes))) return false;
-    return LocalTransfer(host_, op, ledger_, closing_, nullptr).run_inline();
+    return LocalTransfer(host_, op, ledger_, closing_).run_inline();
   }
 
   void start_on_loop(const OpRef& op) override {
     if (closing_.is_set()) return host_.on_done(op, closing_.why());
-    auto job = std::make_shared<LocalTransfer>(host_, op, ledger_, closing_, shared_from_this());
+    auto job = std::make_shared<LocalTransfer>(host_, op, ledger_, closing_, Kept{op, shared_from_this()});
     const uint32_t threads = job->in_order() ? 1 : copy_threads_;
     try {
       op->set_helper(pool_->submit(std::move(job), op->bytes(), threads));
@@ -114,8 +113,6 @@ class LocalLink final : public Link, public std::enable_shared_from_this<LocalLi
 
 }  // namespace
 
-std::shared_ptr<Link> make_local(LinkHost& host) {
-  return std::make_shared<LocalLink>(host);
-}
+std::shared_ptr<Link> make_local(LinkHost& host) { return std::make_shared<LocalLink>(host); }
 
 }  // namespace mr

@@ -24,10 +24,16 @@ class Closing {
   Status why_;
 };
 
+// What a job of the pool keeps alive; the caller's thread needs none of it.
+struct Kept {
+  OpRef op;
+  std::shared_ptr<const Link> link;
+};
+
 class Transfer : public CopyJob {
  public:
-  Transfer(LinkHost& host, const OpRef& op, Ledger& ledger, const Closing& closing)
-      : host_(host), op_(op), ledger_(ledger), closing_(closing) {}
+  Transfer(LinkHost& host, const OpRef& op, Ledger& ledger, const Closing& closing, Kept kept)
+      : host_(host), kept_(std::move(kept)), op_(kept_.op ? kept_.op : op), ledger_(ledger), closing_(closing) {}
 
   // All of it, by this thread, reported before it returns. False where the ledger is full; then nothing has happened.
   bool run_inline();
@@ -53,7 +59,8 @@ class Transfer : public CopyJob {
   virtual Status move(uint64_t begin, uint64_t length) = 0;
 
   LinkHost& host_;
-  const OpRef op_;
+  const Kept kept_;
+  const OpRef& op_;
 
  private:
   Status early_end() const;  // ok: go on
@@ -64,9 +71,7 @@ class Transfer : public CopyJob {
   std::atomic<bool> changed_{false};
 };
 
-inline bool is_atomic(Verb verb) {
-  return verb == Verb::fetch_add || verb == Verb::compare_and_swap;
-}
+inline bool is_atomic(Verb verb) { return verb == Verb::fetch_add || verb == Verb::compare_and_swap; }
 // A read or write small enough for the caller's thread: `limit` bytes, and not too many runs.
 bool is_small(const Op& op, uint64_t limit);
 

@@ -323,7 +323,7 @@ class DroppedOnTheWay : public Transfer {
  public:
   DroppedOnTheWay(Side& reader, const OpRef& op, Ledger& ledger, const Closing& closing, std::function<void()> drop,
                   Region& region)
-      : Transfer(reader, op, ledger, closing), drop_(std::move(drop)), region_(region) {}
+      : Transfer(reader, op, ledger, closing, {op, nullptr}), drop_(std::move(drop)), region_(region) {}
   const char* lane() const override { return "test"; }
   const char* counter() const override { return "test"; }
   Status admit() override { return {}; }
