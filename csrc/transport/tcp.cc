@@ -10,9 +10,7 @@ TcpLink::TcpLink(LinkHost& host)
       server_(host, staging_),
       client_(std::make_shared<Client>(host, staging_)) {}
 
-std::string TcpLink::refuses(const Op&) const {
-  return has_addresses_ ? "" : "the peer accepts no data sockets";
-}
+std::string TcpLink::refuses(const Op&) const { return has_addresses_ ? "" : "the peer accepts no data sockets"; }
 
 void TcpLink::close_on_loop(const Status& why) {
   server_.close();

@@ -29,7 +29,10 @@ Part Transfer::take_part() {
 }
 
 Client::Client(LinkHost& host, std::shared_ptr<Staging> staging)
-    : host_(host), staging_(std::move(staging)), slots_(host.options().raw.tcp_sockets), addresses_(data_addresses(host)) {}
+    : host_(host),
+      staging_(std::move(staging)),
+      slots_(host.options().raw.tcp_sockets),
+      addresses_(data_addresses(host)) {}
 
 // ---- Operations come and go ----
 
@@ -179,9 +182,10 @@ void Client::open_sockets(bool large) {
 }
 
 void Client::dial(uint32_t slot) {
-  slots_[slot].dial = std::make_shared<Dial>(host_, addresses_, &next_number_, [this, slot](std::optional<Dial::Opened> opened, Status why) {
-    dialed(slot, std::move(opened), std::move(why));
-  });
+  slots_[slot].dial = std::make_shared<Dial>(host_, addresses_, &next_number_,
+                                             [this, slot](std::optional<Dial::Opened> opened, Status why) {
+                                               dialed(slot, std::move(opened), std::move(why));
+                                             });
   const auto dial = slots_[slot].dial;
   dial->start();
 }
@@ -190,7 +194,8 @@ void Client::dialed(uint32_t slot, std::optional<Dial::Opened> opened, Status wh
   slots_[slot].dial.reset();
   if (opened) {
     try {
-      auto socket = std::make_shared<ClientSocket>(*this, host_, staging_, std::move(opened->stream), opened->session, opened->number, slot);
+      auto socket = std::make_shared<ClientSocket>(*this, host_, staging_, std::move(opened->stream), opened->session,
+                                                   opened->number, slot);
       socket->start();
       slots_[slot].socket = std::move(socket);
       const auto same = [&](const HostPort& at) { return at.host == opened->at.host && at.port == opened->at.port; };
@@ -211,7 +216,8 @@ void Client::fail_queued(const Status& why) {
       transfer->queued = false;
       if (!transfer->has_parts()) continue;
       const bool untouched = transfer->maybe_written == 0 && transfer->op->retries == 0;
-      transfer->failure = fail(untouched ? kUnavailable : MR_PEER_LOST, "tcp: can't open a data socket (" + why.text + ")");
+      transfer->failure =
+          fail(untouched ? kUnavailable : MR_PEER_LOST, "tcp: can't open a data socket (" + why.text + ")");
       settle(transfer);
     }
   }
@@ -260,11 +266,13 @@ void Client::fenced(uint64_t number, const Status& status) {
   for (auto [transfer, part] : node.mapped().orphans) {
     const bool ours = why.kind == MR_CANCELLED;  // we closed it: that is no reason to give up
     if (!status.ok()) {
-      lose_part(transfer, fail(MR_PEER_LOST, "a data socket broke (" + why.text + ") and could not be fenced: " + status.text));
+      lose_part(transfer,
+                fail(MR_PEER_LOST, "a data socket broke (" + why.text + ") and could not be fenced: " + status.text));
     } else if (why.kind == MR_PROTOCOL) {
       lose_part(transfer, why);
     } else if (!ours && part.repeats == kMaxRepeats) {
-      lose_part(transfer, fail(MR_PEER_LOST, "its data socket broke " + std::to_string(kMaxRepeats + 1) + " times, lastly: " + why.text));
+      lose_part(transfer, fail(MR_PEER_LOST, "its data socket broke " + std::to_string(kMaxRepeats + 1) +
+                                                 " times, lastly: " + why.text));
     } else {
       part.repeats += !ours;
       if (!transfer->ended) ++transfer->op->retries;

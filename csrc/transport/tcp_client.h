@@ -28,15 +28,15 @@ struct Transfer {
   Part take_part();
 
   const OpRef op;
-  uint64_t next = 0;             // the first byte that is in no part yet
-  bool cut = false;              // there has been a part: an operation of no bytes has one too
-  std::vector<Part> again;       // to be posted again
-  uint32_t open = 0;             // parts on sockets or behind fences
-  uint32_t maybe_written = 0;    // parts whose bytes may have reached the region
-  uint64_t sockets = 0;          // bit set
+  uint64_t next = 0;           // the first byte that is in no part yet
+  bool cut = false;            // there has been a part: an operation of no bytes has one too
+  std::vector<Part> again;     // to be posted again
+  uint32_t open = 0;           // parts on sockets or behind fences
+  uint32_t maybe_written = 0;  // parts whose bytes may have reached the region
+  uint64_t sockets = 0;        // bit set
   bool queued = false;
-  bool ended = false;            // on_done is due or was called: its memory is out of bounds
-  Status failure;                // the first one; no part is begun after it
+  bool ended = false;  // on_done is due or was called: its memory is out of bounds
+  Status failure;      // the first one; no part is begun after it
 };
 using TransferRef = std::shared_ptr<Transfer>;
 
@@ -90,7 +90,7 @@ class ClientSocket final : public Socket {
   size_t num_sent_ = 0;  // at the front of posted_
   uint64_t bytes_posted_ = 0;
   uint32_t next_id_ = 1;
-  Chunk chunk_;          // being received
+  Chunk chunk_;  // being received
   uint8_t text_[kMaxText];
 };
 

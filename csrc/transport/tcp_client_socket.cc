@@ -15,7 +15,11 @@ const View kText = View::contiguous(0, kMaxText);
 
 ClientSocket::ClientSocket(Client& client, LinkHost& host, std::shared_ptr<Staging> staging, Stream stream,
                            uint64_t session, uint64_t number, uint32_t slot)
-    : Socket(host, std::move(staging), std::move(stream)), session(session), number(number), slot(slot), client_(client) {}
+    : Socket(host, std::move(staging), std::move(stream)),
+      session(session),
+      number(number),
+      slot(slot),
+      client_(client) {}
 
 // ---- Requests ----
 
@@ -121,7 +125,8 @@ void ClientSocket::expect_data(const Posted& posted) {
   if (chunk_.kind != MR_OK || chunk_.length == 0 || chunk_.length > kChunkBytes || chunk_.length > left)
     throw Error(MR_PROTOCOL, std::to_string(chunk_.length) + " bytes where " + std::to_string(left) + " are awaited");
   const Op& op = *posted.transfer->op;
-  expect(posted.transfer->ended ? nullptr : op.local, op.local_view, posted.part.begin + posted.received, chunk_.length);
+  expect(posted.transfer->ended ? nullptr : op.local, op.local_view, posted.part.begin + posted.received,
+         chunk_.length);
 }
 
 void ClientSocket::on_payload_end() {
@@ -131,7 +136,8 @@ void ClientSocket::on_payload_end() {
   }
   const Posted& front = posted_.front();
   if (chunk_.kind == MR_OK && !front.data && front.received != front.part.length)
-    throw Error(MR_PROTOCOL, "a read that ends after " + std::to_string(front.received) + " of " + std::to_string(front.part.length) + " bytes");
+    throw Error(MR_PROTOCOL, "a read that ends after " + std::to_string(front.received) + " of " +
+                                 std::to_string(front.part.length) + " bytes");
   Posted posted = std::move(posted_.front());
   posted_.pop_front();
   --num_sent_;
@@ -150,7 +156,8 @@ size_t ClientSocket::read_ahead() const {
   const uint64_t at_hand = payload_left() > 0 && chunk_.last == 0 ? chunk_.length : 0;
   const uint64_t left = posted.part.length - posted.received - at_hand;
   if (left > 0) return left < kLargePayload ? kReadAhead : sizeof(Chunk);
-  const bool next_is_large = first + 1 < num_sent_ && posted_[first + 1].transfer && posted_[first + 1].part.length >= kLargePayload;
+  const bool next_is_large =
+      first + 1 < num_sent_ && posted_[first + 1].transfer && posted_[first + 1].part.length >= kLargePayload;
   return next_is_large ? 2 * sizeof(Chunk) : kReadAhead;
 }
 

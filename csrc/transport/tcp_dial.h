@@ -54,7 +54,7 @@ class Dial : public Loop::Watcher, public std::enable_shared_from_this<Dial> {
   Hello hello_;
   Welcome welcome_;
   size_t moved_ = 0;  // bytes of the hello, then of the welcome
-  Status why_;  // of every address tried
+  Status why_;        // of every address tried
 };
 
 // Where to look for the peer, best first.

@@ -7,9 +7,9 @@
 namespace mr::tcp {
 namespace {
 
-constexpr size_t kMaxAnswers = 256;   // waiting on a socket; then no more requests are read
-constexpr size_t kMaxSockets = 128;   // from one peer
-constexpr size_t kMaxSessions = 64;   // of one peer; it has one or two
+constexpr size_t kMaxAnswers = 256;      // waiting on a socket; then no more requests are read
+constexpr size_t kMaxSockets = 128;      // from one peer
+constexpr size_t kMaxSessions = 64;      // of one peer; it has one or two
 constexpr size_t kMaxRemembered = 1024;  // socket numbers of a session; the lowest is forgotten with all below it
 
 Status dropped(const Region& region) {
@@ -53,7 +53,8 @@ void ServerSocket::on_request(const uint8_t* head) {
     refused = error.status();
   }
   if (!is_read) {
-    write_.emplace(Write{request.id, std::move(region), view, request.begin, request.length, request.length, std::move(refused)});
+    write_.emplace(
+        Write{request.id, std::move(region), view, request.begin, request.length, request.length, std::move(refused)});
     streaming_ = request.length >= kLargePayload;
     return;
   }
@@ -72,7 +73,8 @@ void ServerSocket::on_chunk(const Chunk& chunk) {
   if (chunk.id != write.id || chunk.zero != 0) throw Error(MR_PROTOCOL, "a chunk of no write");
   if (chunk.last == 0) {
     if (chunk.kind != MR_OK || chunk.length == 0 || chunk.length > kChunkBytes || chunk.length > write.left)
-      throw Error(MR_PROTOCOL, "a chunk of " + std::to_string(chunk.length) + " bytes in a write with " + std::to_string(write.left) + " left");
+      throw Error(MR_PROTOCOL, "a chunk of " + std::to_string(chunk.length) + " bytes in a write with " +
+                                   std::to_string(write.left) + " left");
     expect(write.region ? write.region->base : nullptr, write.view, write.position, chunk.length);
     write.touched |= write.region != nullptr;
     write.position += chunk.length;
@@ -143,9 +145,7 @@ bool Server::use(uint64_t session, uint64_t number) {
   return true;
 }
 
-bool Server::claim(uint64_t session, uint64_t number) {
-  return sockets_.size() < kMaxSockets && use(session, number);
-}
+bool Server::claim(uint64_t session, uint64_t number) { return sockets_.size() < kMaxSockets && use(session, number); }
 
 void Server::adopt(uint64_t session, uint64_t number, Stream stream) {
   auto socket = std::make_shared<ServerSocket>(*this, host_, staging_, std::move(stream));

@@ -25,7 +25,9 @@ class ServerSocket final : public Socket {
     ChunkSender chunks;
 
     Answer(RegionRef region, const View& view, const Request& request)
-        : region(std::move(region)), view(view), chunks(request.id, this->region->base, this->view, request.begin, request.length) {}
+        : region(std::move(region)),
+          view(view),
+          chunks(request.id, this->region->base, this->view, request.begin, request.length) {}
     Answer(uint32_t id, Status end, bool touched) : chunks(id, std::move(end), touched) {}
   };
   struct Write {

@@ -9,6 +9,7 @@ namespace {
 const View kNothing;
 const View kText = View::contiguous(0, kMaxText);
 const uint8_t kZeros[4096] = {};
+constexpr uint64_t kMaxSend = kChunkBytes + kMaxRequestBytes + sizeof(Chunk);  // a whole chunk with its heads
 
 }  // namespace
 
@@ -195,13 +196,12 @@ void Socket::expect(uint8_t* base, const View& view, uint64_t position, uint64_t
 }
 
 // The iovecs for the payload at hand, as far as it is not better packed.
-int Socket::payload_parts(iovec* parts, uint64_t limit, uint64_t* bytes) const {
+int Socket::payload_parts(iovec* parts, uint64_t* bytes) const {
   int count = 0;
   if (payload_base_ == nullptr || payload_packed_) return 0;
   Cursor cursor = payload_cursor_;
-  limit = std::min(limit, payload_left_);
-  while (*bytes < limit && count < kMaxParts - 1) {
-    const auto run = cursor.next(limit - *bytes);
+  while (*bytes < payload_left_ && count < kMaxParts - 1) {
+    const auto run = cursor.next(payload_left_ - *bytes);
     parts[count++] = {payload_base_ + run.offset, run.length};
     *bytes += run.length;
   }
@@ -215,7 +215,7 @@ void Socket::receive() {
     iovec parts[kMaxParts];
     uint64_t direct = 0;
     if (payload_left_ > 0) before_payload();
-    int count = payload_parts(parts, budget, &direct);
+    int count = payload_parts(parts, &direct);
     size_t ahead = 0;
     if (direct == payload_left_)
       ahead = read_ahead();
@@ -282,7 +282,7 @@ void Socket::send_some() {
       if (!send_sealed(&budget)) return;
       continue;
     }
-    Gather out(staging_->out.get(), budget);
+    Gather out(staging_->out.get(), kMaxSend);
     gather(out);
     if (out.bytes() == 0) return;
     const auto io = stream_.write(out.parts(), out.count());

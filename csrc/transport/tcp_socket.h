@@ -1,5 +1,6 @@
-// What both ends of a data socket share: heads and payloads in and out of one socket, where payloads go straight between
-// the socket and a view of memory, many runs in one system call. Only runs that are too short for that are packed.
+// What both ends of a data socket share: heads and payloads in and out of one socket, where payloads go straight
+// between the socket and a view of memory, many runs in one system call. Only runs that are too short for that are
+// packed.
 #pragma once
 
 #include <sys/uio.h>
@@ -11,12 +12,12 @@
 
 namespace mr::tcp {
 
-constexpr int kMaxParts = 512;              // of one scatter or gather call; the kernel's own limit is 1024
-constexpr size_t kPackBelow = 256;          // a part of a system call costs about as much as copying that much
-constexpr size_t kStagingBytes = 64 << 10;  // for packed runs
-constexpr size_t kReadAhead = 4 << 10;      // behind a head, where more small things may follow
-constexpr uint64_t kLargePayload = 8 << 10; // is worth a system call of its own to come straight to memory
-constexpr uint64_t kEventBytes = 1u << 20;  // a socket moves about that much each way before others have their turn
+constexpr int kMaxParts = 512;               // of one scatter or gather call; the kernel's own limit is 1024
+constexpr size_t kPackBelow = 256;           // a part of a system call costs about as much as copying that much
+constexpr size_t kStagingBytes = 64 << 10;   // for packed runs
+constexpr size_t kReadAhead = 4 << 10;       // behind a head, where more small things may follow
+constexpr uint64_t kLargePayload = 8 << 10;  // is worth a system call of its own to come straight to memory
+constexpr uint64_t kEventBytes = 1u << 20;   // a socket moves about that much each way before others have their turn
 
 // One per link, used within single calls: nothing stays in it.
 struct Staging {
@@ -73,9 +74,9 @@ class ChunkSender {
   bool inside_chunk() const { return head_left_ < sizeof head_; }
 
   Chunk head_;
-  size_t head_left_ = 0;        // of the chunk at hand, not sent
-  uint64_t payload_left_ = 0;   // likewise
-  uint64_t bytes_left_ = 0;     // behind the chunk at hand
+  size_t head_left_ = 0;       // of the chunk at hand, not sent
+  uint64_t payload_left_ = 0;  // likewise
+  uint64_t bytes_left_ = 0;    // behind the chunk at hand
   const uint8_t* base_ = nullptr;
   Cursor cursor_;
   Status end_;
@@ -99,7 +100,7 @@ class Socket : public Loop::Watcher, public std::enable_shared_from_this<Socket>
   virtual size_t head_bytes(const uint8_t* head, size_t have) const = 0;
   virtual void on_head(const uint8_t* head) = 0;  // may call expect()
   virtual void on_payload_end() = 0;
-  virtual void before_payload() {}  // memory is about to be written
+  virtual void before_payload() {}        // memory is about to be written
   virtual size_t read_ahead() const = 0;  // how much to ask for behind the payload at hand
   virtual bool wants_to_read() const { return true; }
   // The next `length` bytes go to base + view, from its logical `position` on; or nowhere, where base is null.
@@ -119,7 +120,7 @@ class Socket : public Loop::Watcher, public std::enable_shared_from_this<Socket>
  private:
   void on_event(uint32_t events) override;
   void receive();
-  int payload_parts(iovec* parts, uint64_t limit, uint64_t* bytes) const;
+  int payload_parts(iovec* parts, uint64_t* bytes) const;
   void feed(const uint8_t* data, size_t length);
   void store(const uint8_t* data, size_t length);
   void send_some();
@@ -130,9 +131,9 @@ class Socket : public Loop::Watcher, public std::enable_shared_from_this<Socket>
   const std::shared_ptr<Staging> staging_;
   Stream stream_;
   bool open_ = false;
-  bool blocked_ = false;   // waits for EPOLLOUT
+  bool blocked_ = false;  // waits for EPOLLOUT
   uint32_t watched_ = 0;
-  Bytes sealed_;           // TLS: what has been taken from gather and not yet by the stream
+  Bytes sealed_;  // TLS: what has been taken from gather and not yet by the stream
   size_t sealed_sent_ = 0;
 
   uint8_t head_[kMaxRequestBytes];
