@@ -37,9 +37,7 @@ void streaming_copy(uint8_t* dst, const uint8_t* src, uint64_t length) {
   std::memcpy(dst, src, length);
 }
 #else
-void streaming_copy(uint8_t* dst, const uint8_t* src, uint64_t length) {
-  std::memcpy(dst, src, length);
-}
+void streaming_copy(uint8_t* dst, const uint8_t* src, uint64_t length) { std::memcpy(dst, src, length); }
 #endif
 
 BulkCopy::BulkCopy(uint8_t* dst, const View& dst_view, const uint8_t* src, const View& src_view)

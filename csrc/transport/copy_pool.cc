@@ -17,9 +17,9 @@ namespace {
 constexpr uint64_t kMaxChunk = 4u << 20, kMinChunk = 256u << 10;
 constexpr uint64_t kChunksPerThread = 4;
 
-uint64_t chunk_bytes(uint64_t bytes, uint32_t threads) {
+uint64_t chunk_bytes(uint64_t bytes, uint32_t threads, uint64_t max_chunk) {
   const uint64_t even = bytes / (uint64_t{threads} * kChunksPerThread);
-  return std::clamp(even / kMinChunk * kMinChunk, kMinChunk, kMaxChunk);
+  return std::min(std::clamp(even / kMinChunk * kMinChunk, kMinChunk, kMaxChunk), max_chunk);
 }
 
 uint32_t num_cores() {
@@ -42,13 +42,14 @@ struct CopyPool::State {
 
 class CopyPool::Task : public OpHelper, public std::enable_shared_from_this<Task> {
  public:
-  Task(std::shared_ptr<State> state, std::shared_ptr<CopyJob> job, uint64_t bytes, uint32_t max_threads)
+  Task(std::shared_ptr<State> state, std::shared_ptr<CopyJob> job, uint64_t bytes, uint32_t max_threads,
+       uint64_t max_chunk)
       : state_(std::move(state)),
         job_(std::move(job)),
         bytes_(bytes),
-        chunk_(chunk_bytes(bytes, max_threads)),
+        chunk_(chunk_bytes(bytes, max_threads, max_chunk)),
         num_chunks_((bytes + chunk_ - 1) / chunk_),
-        max_threads_(std::max(1u, max_threads)) {}
+        max_threads_(max_threads) {}
 
   void help(Time until) override {
     Role role;
@@ -222,9 +223,10 @@ void CopyPool::start_threads(uint32_t wanted) {
   }
 }
 
-std::shared_ptr<OpHelper> CopyPool::submit(std::shared_ptr<CopyJob> job, uint64_t bytes, uint32_t max_threads) {
+std::shared_ptr<OpHelper> CopyPool::submit(std::shared_ptr<CopyJob> job, uint64_t bytes, uint32_t max_threads,
+                                           uint64_t max_chunk) {
   start_threads(max_threads);
-  auto task = std::make_shared<Task>(state_, std::move(job), bytes, max_threads);
+  auto task = std::make_shared<Task>(state_, std::move(job), bytes, max_threads, max_chunk);
   {
     std::lock_guard guard(state_->lock);
     state_->queue.push_back(task);

@@ -29,8 +29,10 @@ class CopyPool {
   CopyPool& operator=(const CopyPool&) = delete;
 
   // Ends in job->end, from another thread or from one that helps. At most max_threads work at it at a time; with
-  // max_threads == 1 the chunks are copied in order. Throws MR_RESOURCE_EXHAUSTED where no thread can be started.
-  std::shared_ptr<OpHelper> submit(std::shared_ptr<CopyJob> job, uint64_t bytes, uint32_t max_threads);
+  // max_threads == 1 the chunks are copied in order. Chunks have at most max_chunk bytes: for bytes that are slow to
+  // copy. Throws MR_RESOURCE_EXHAUSTED where no thread can be started.
+  std::shared_ptr<OpHelper> submit(std::shared_ptr<CopyJob> job, uint64_t bytes, uint32_t max_threads,
+                                   uint64_t max_chunk = UINT64_MAX);
 
  private:
   struct State;

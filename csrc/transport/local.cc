@@ -74,7 +74,7 @@ class LocalLink final : public Link, public std::enable_shared_from_this<LocalLi
     auto job = std::make_shared<LocalTransfer>(host_, op, ledger_, closing_, Kept{op, shared_from_this()});
     const uint32_t threads = job->in_order() ? 1 : copy_threads_;
     try {
-      op->set_helper(pool_->submit(std::move(job), op->bytes(), threads));
+      op->set_helper(pool_->submit(std::move(job), op->bytes(), threads, max_chunk(*op)));
     } catch (const Error& error) {
       host_.on_done(op, error.status());
     }

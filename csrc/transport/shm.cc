@@ -314,7 +314,7 @@ void ShmLink::copy_on_loop(const OpRef& op, ShmMappings::Mapped mapped) {
   auto job = std::make_shared<ShmTransfer>(*this, op, std::move(mapped), Kept{op, shared_from_this()});
   const uint32_t threads = job->in_order() ? 1 : copy_threads_;
   try {
-    op->set_helper(pool_->submit(std::move(job), op->bytes(), threads));
+    op->set_helper(pool_->submit(std::move(job), op->bytes(), threads, max_chunk(*op)));
   } catch (const Error& error) {
     host_.on_done(op, error.status());
   }

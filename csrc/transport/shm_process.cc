@@ -10,9 +10,9 @@
 namespace mr {
 namespace {
 
-// A piece of remote memory costs the kernel 400 ns, as much as 6 KiB of copying. So runs of a strided read with less
+// A piece of remote memory costs the kernel 400 ns, as much as some KiB of copying. So runs of a strided read with less
 // than this between them are read as one piece, and what lies between goes to a place where nobody looks.
-constexpr uint64_t kMaxGap = 4096;
+constexpr uint64_t kMaxGap = 2048;
 
 // The pieces of one system call, both sides in the same order.
 struct Pieces {
@@ -70,9 +70,7 @@ struct Pieces {
 
 }  // namespace
 
-std::string ProcessMemory::process() const {
-  return "process " + std::to_string(identity_.told_pid);
-}
+std::string ProcessMemory::process() const { return "process " + std::to_string(identity_.told_pid); }
 
 Status ProcessMemory::failure(int error) const {
   switch (error) {

@@ -6,11 +6,17 @@
 namespace mr {
 namespace {
 
-constexpr uint64_t kInlineRuns = 2048;
+// A run costs a few nanoseconds, or 400 where the kernel copies.
+constexpr uint64_t kInlineRuns = 512, kChunkRuns = 4096;
 
 uint64_t num_runs(const View& view) { return view.run() == 0 ? 0 : view.bytes() / view.run(); }
 
 }  // namespace
+
+uint64_t max_chunk(const Op& op) {
+  const uint64_t run = std::max<uint64_t>(1, std::min(op.remote_view.run(), op.local_view.run()));
+  return run <= UINT64_MAX / kChunkRuns ? run * kChunkRuns : UINT64_MAX;
+}
 
 bool is_small(const Op& op, uint64_t limit) {
   return (op.verb == Verb::read || op.verb == Verb::write) && op.bytes() <= limit &&

@@ -13,6 +13,7 @@ namespace mr {
 class Closing {
  public:
   void set_on_loop(const Status& why) {
+    if (is_set()) return;
     why_ = why;
     set_.store(true, std::memory_order_release);
   }
@@ -72,6 +73,8 @@ class Transfer : public CopyJob {
 };
 
 inline bool is_atomic(Verb verb) { return verb == Verb::fetch_add || verb == Verb::compare_and_swap; }
+// Most bytes for one chunk of a strided read or write: what is copied run by run takes longer.
+uint64_t max_chunk(const Op& op);
 // A read or write small enough for the caller's thread: `limit` bytes, and not too many runs.
 bool is_small(const Op& op, uint64_t limit);
 

@@ -305,4 +305,17 @@ inline std::pair<Fd, Fd> socket_pair() {
   return {Fd(ends[0]), Fd(ends[1])};
 }
 
+// Two sides in this process. `reader` works on regions of `owner`.
+struct Pair {
+  explicit Pair(const mr_options& raw = options(true, true), int pid = ::getpid()) : Pair(raw, pid, socket_pair()) {}
+  Pair(const mr_options& raw, int pid, std::pair<Fd, Fd> sockets)
+      : owner(std::move(sockets.first), ::getpid()), reader(std::move(sockets.second), pid, raw) {}
+
+  RemoteRegion region(void* base, uint64_t size, uint32_t access = kBoth) {
+    return owner.describe(*owner.regions().create(base, size, access));
+  }
+
+  Side owner, reader;
+};
+
 }  // namespace mr::test
