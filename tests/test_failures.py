@@ -1,4 +1,4 @@
-"""Processes that die, stop, fork or leave in the middle of transfers: right bytes or a typed error, in time, and nothing left."""
+"""Processes that die, stop, fork or leave in mid-transfer: right bytes or a typed error, in time, and nothing left."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-
 from child import Child
 from lanes import LANES, Lane
+
 from monarch_rdma import errors
 from monarch_rdma.rdma import Engine, RDMABuffer, Secret
 
@@ -135,15 +135,25 @@ def test_kill_of_the_reader_in_mid_transfer(lane: Lane, nothing_left: None) -> N
                     size=SIZE,
                 )
                 # Until the reader has connected the kill would tell nothing.
-                owner.run("while engine.counters()['peers_known'] == 0: pass")
+                owner.run("while engine.counters()['streams_up'] == 0: pass")
                 until = time.perf_counter() + seeded.random() * 0.05
                 while time.perf_counter() < until:
                     pass
                 reader.kill()
             owner.run("owned.drop().get(20); del view, data")
-            fds = owner.run("result = len(os.listdir('/proc/self/fd'))")
+            owner.run("while engine.counters()['streams_up'] > 0: pass")
+            # Sockets are closed by the owner's loop, which may be a moment behind.
+            fds = owner.run(
+                """
+                import time
+                until = time.monotonic() + 10
+                while (result := len(os.listdir("/proc/self/fd"))) > most and time.monotonic() < until:
+                    pass
+                """,
+                most=before or 10**6,
+            )
             before = before or fds
-            assert fds <= before + 4  # not one a round
+            assert fds <= before
 
 
 @pytest.mark.parametrize("lane", [lane for lane in LANES if lane.lane == "tcp"], ids=str)
@@ -202,7 +212,7 @@ def test_a_stopped_reader_holds_nobody_up_for_long(lane: Lane, nothing_left: Non
             blob=blob,
             size=SIZE,
         )
-        owner.run("while engine.counters()['peers_known'] == 0: pass")
+        owner.run("while engine.counters()['streams_up'] == 0: pass")
         reader.signal(signal.SIGSTOP)
         took, error = owner.run(
             """
@@ -355,8 +365,7 @@ def test_interpreter_exit_with_operations_in_flight(way: str, nothing_left: None
         assert ended.returncode == (-signal.SIGINT if "SIGINT" in way else 0), ended.stderr
         if "SIGINT" not in way:
             assert ended.stderr == ""
-        got = bytearray(SIZE)
-        owner.run("result = 1")
+        assert owner.run("result = 'alive'") == "alive"
 
 
 def test_closing_an_engine_ends_its_operations(nothing_left: None) -> None:

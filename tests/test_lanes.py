@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 import torch
+from child import Child, ChildError
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-
-from child import Child, ChildError
 from lanes import LANES, Lane
+
 from monarch_rdma import errors
 from monarch_rdma.rdma import Engine, RDMAAction, RDMABuffer, Secret
 
@@ -131,7 +131,8 @@ def test_every_dtype_keeps_its_bits(pair: Pair, dtype: torch.dtype) -> None:
 
 
 def test_five_dimensions_strided_on_both_ends(pair: Pair) -> None:
-    code = "torch.arange(3 * 4 * 5 * 6 * 7, dtype=torch.int32).reshape(3, 4, 5, 6, 7).permute(4, 2, 0, 3, 1)[::2, 1:, :, ::3]"
+    whole = "torch.arange(3 * 4 * 5 * 6 * 7, dtype=torch.int32).reshape(3, 4, 5, 6, 7)"
+    code = f"{whole}.permute(4, 2, 0, 3, 1)[::2, 1:, :, ::3]"
     name, buffer = pair.publish(code)
     whole = torch.arange(3 * 4 * 5 * 6 * 7, dtype=torch.int32).reshape(3, 4, 5, 6, 7).permute(4, 2, 0, 3, 1)
     expected = whole[::2, 1:, :, ::3]
@@ -303,7 +304,11 @@ def test_drop_in_the_middle_of_transfers_gives_right_bytes_or_the_error(pair: Pa
     for round_number in range(5):
         name = f"drop{round_number}"
         blob = pair.owner.run(
-            "kept[name] = place(pattern(size), shared); owned = RDMABuffer(kept[name], engine=engine); result = owned.to_bytes()",
+            """
+            kept[name] = place(pattern(size), shared)
+            owned = RDMABuffer(kept[name], engine=engine)
+            result = owned.to_bytes()
+            """,
             name=name,
             size=size,
             shared=pair.lane.shared,
@@ -353,7 +358,7 @@ def test_a_guessed_key_is_refused(pair: Pair) -> None:
     import base64
     import json
 
-    name, buffer = pair.publish("pattern(64)")
+    _, buffer = pair.publish("pattern(64)")
     version, descriptor, is_tensor, view = json.loads(buffer.to_bytes())
     raw = bytearray(base64.b64decode(descriptor))
     forged = 0
@@ -368,7 +373,7 @@ def test_a_guessed_key_is_refused(pair: Pair) -> None:
             forged += 1
             assert not target.any()
         else:
-            # A bit that is not checked here (the owner's name, a base address that the lane does not use) changes nothing.
+            # A bit that nothing depends on (the owner's name, an address that the lane does not use) changes nothing.
             assert torch.equal(target, pattern(64))
     assert forged > 24  # id, key, incarnation at the least
 
@@ -390,7 +395,10 @@ def test_more_than_4_gib_of_sparse_memory(pair: Pair) -> None:
     blob = pair.owner.run(
         """
         import mmap
-        huge = rdma.zeros(size, dtype=torch.uint8, engine=engine) if shared else torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
+        if shared:
+            huge = rdma.zeros(size, dtype=torch.uint8, engine=engine)
+        else:
+            huge = torch.frombuffer(mmap.mmap(-1, size), dtype=torch.uint8)
         for at in range(0, size, 1 << 28):
             huge[at] = at >> 28
         huge[-1] = 77
@@ -426,7 +434,7 @@ def test_64_peers(pair: Pair) -> None:
     addresses = pair.owner.run(
         """
         many = [Engine(secret=secret, name=f"owner-{i}", **options) for i in range(64)]
-        held = [place(pattern(10_000, i), False) if not shared else rdma.share(pattern(10_000, i), engine=e) for i, e in enumerate(many)]
+        held = [rdma.share(pattern(10_000, i), engine=e) if shared else pattern(10_000, i) for i, e in enumerate(many)]
         result = [RDMABuffer(t, engine=e).to_bytes() for t, e in zip(held, many)]
         """,
         options=pair.lane.options,

@@ -129,9 +129,16 @@ std::vector<std::shared_ptr<Peer>> Node::all_peers() {
 
 std::shared_ptr<Peer> Node::peer_of(const Address& address) {
   std::lock_guard guard(peers_lock_);
+  if (peers_.size() >= sweep_at_) forget_ended_locked();
   auto& peer = peers_[key_of(address)];
   if (!peer) peer = std::make_shared<Peer>(*this, address);
   return peer;
+}
+
+// In a job that runs for months every restarted process is a new peer. Nobody but the table holds one that can go.
+void Node::forget_ended_locked() {
+  std::erase_if(peers_, [](const auto& entry) { return entry.second.use_count() == 1 && entry.second->resting(); });
+  sweep_at_ = std::max<size_t>(64, 2 * peers_.size());
 }
 
 void Node::arrived_on_loop(std::shared_ptr<ControlStream> stream) {
@@ -150,6 +157,7 @@ void Node::session_on_loop(uint64_t session_id, const std::shared_ptr<Peer>& pee
     sessions_[session_id] = peer;
   else
     sessions_.erase(session_id);
+  streams_up_ = sessions_.size();
 }
 
 void Node::submit(const std::shared_ptr<Peer>& peer, const OpRef& op) {
@@ -310,6 +318,7 @@ std::map<std::string, uint64_t> Node::counts() {
   out["loop_wakeups"] = loop_->wakeups();
   out["regions"] = regions_.count();
   out["ops_in_flight"] = ops_in_flight_.load();
+  out["streams_up"] = streams_up_.load();
   out["peers_known"] = all_peers().size() - 1;  // without ourselves
   return out;
 }

@@ -71,6 +71,7 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
   void await_quiet_on_loop(const RegionRef& region, Time deadline, std::function<void(Status)> done);
   bool anyone_in(uint64_t region_id);
   std::vector<std::shared_ptr<Peer>> all_peers();
+  void forget_ended_locked();
 
   const Options options_;
   const int pid_;
@@ -85,7 +86,9 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
 
   std::mutex peers_lock_;
   std::unordered_map<std::string, std::shared_ptr<Peer>> peers_;  // by incarnation, or by plain host:port
+  size_t sweep_at_ = 64;  // entries at which peers that ended long ago are looked for
   std::unordered_map<uint64_t, std::shared_ptr<Peer>> sessions_;  // on the loop
+  std::atomic<uint64_t> streams_up_{0};
 
   std::mutex published_lock_;
   std::unordered_map<std::string, Bytes> published_;

@@ -139,6 +139,7 @@ void Peer::on_done(const OpRef& op, Status status) {
 void Peer::admit_on_loop(const OpRef& op) {
   op->admitted = true;
   pending_.insert(op);
+  resting_ = false;
   if (state_ == State::closed) return finish_on_loop(op, fail(MR_CONFIG, "the engine is closed"));
   if (op->stopping()) return finish_on_loop(op, stopped(op->stop_kind, *op));
   if (op->deadline != Time::max()) {
@@ -247,7 +248,10 @@ void Peer::finish_on_loop(const OpRef& op, Status status) {
   if (!status.ok()) count("ops_failed", 1);
   op->finish(std::move(status));
   home_.op_ended();
+  rest_on_loop();
 }
+
+void Peer::rest_on_loop() { resting_ = state_ == State::idle && pending_.empty(); }
 
 void Peer::stop(const OpRef& op, int kind) {
   int none = 0;
@@ -297,6 +301,7 @@ void Peer::up_on_loop(std::shared_ptr<ControlStream> stream) {
   home_.session_on_loop(stream->session_id(), shared_from_this(), true);
   if (state_ == State::up) return;
   state_ = State::up;
+  resting_ = false;
   info_ = stream->info();
   last_heard_ = Clock::now();
   watch_process_on_loop();
@@ -319,6 +324,7 @@ void Peer::up_on_loop(std::shared_ptr<ControlStream> stream) {
 
 void Peer::become_self_on_loop() {
   state_ = State::self;
+  resting_ = false;
   info_ = home_.self();
   set_links_on_loop({{make_local(*this), ~0u, 0}});
 }
@@ -361,6 +367,7 @@ void Peer::lost_on_loop(const Status& why) {
   waiting_.clear();
   for (const auto& op : std::vector<OpRef>(pending_.begin(), pending_.end()))
     if (!op->link) finish_on_loop(op, why);
+  rest_on_loop();
 }
 
 void Peer::close_on_loop(const Status& why) {

@@ -56,6 +56,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   void become_self_on_loop();                                 // this process itself
   void close_on_loop(const Status& why);                      // ends everything, for good
   bool touches(uint64_t region_id);
+  bool resting() const { return resting_.load(); }              // not connected, and nothing pending: may be forgotten
   void broadcast_on_loop(uint16_t type, const Bytes& payload);  // to a peer that is up; else nothing
   DataDoor::Session session_on_loop(uint64_t session_id);
   const Address& address() const { return address_; }
@@ -99,6 +100,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   void notify_on_loop(const OpRef& op);
   void finish_on_loop(const OpRef& op, Status status);
   void stop_on_loop(const OpRef& op, int kind);
+  void rest_on_loop();
 
   // The connection.
   void connect_on_loop();
@@ -125,6 +127,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   Home& home_;
   const Address address_;
   State state_ = State::idle;
+  std::atomic<bool> resting_{true};
   PeerInfo info_;
   std::shared_ptr<Dialer> dialer_;
   std::vector<std::shared_ptr<ControlStream>> streams_;  // the first carries what we begin

@@ -349,6 +349,17 @@ TEST(completions_wake_a_poller) {
   mr_completions_close(queue);
 }
 
+TEST(peers_that_ended_are_forgotten) {
+  Engine owner("owner");
+  for (int i = 0; i < 300; ++i) {
+    Engine reader("reader");
+    mr_op* op = nullptr;
+    CHECK_EQ(mr_connect(reader.handle, owner.address().c_str(), 20, &op, nullptr), MR_OK);
+    CHECK_EQ(finish(op), MR_OK);
+  }
+  CHECK(owner.counter("peers_known") < 130);
+}
+
 TEST(an_idle_pair_is_silent) {
   Engine owner("owner"), reader("reader");
   char memory[8], got[8];
