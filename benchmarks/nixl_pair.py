@@ -1,7 +1,6 @@
 """NIXL reads of ordinary memory between two processes: the initiator answers questions, it starts the target.
 
-Without NIXL's progress thread, which would take a core from whoever else is being measured. So over tcp the target has
-to poll; it does so only while a transfer is being measured.
+Without NIXL's progress thread, which would take a core from whoever else is being measured. So the target has to poll.
 """
 
 from __future__ import annotations
@@ -18,16 +17,17 @@ from lines import LineProcess, answer_lines
 
 
 def agent(name: str) -> Any:
-    from nixl._api import nixl_agent, nixl_agent_config
+    from nixl._api import nixl_agent, nixl_agent_config  # type: ignore[import-not-found,unused-ignore]
 
     return nixl_agent(name, nixl_agent_config(enable_prog_thread=False, backends=["UCX"]))
 
 
 class Target:
-    """Owns the memory, and polls from the answer to one question until the next one comes."""
+    """Owns the memory, and polls while a transfer is being measured: all the time over tcp, else each millisecond."""
 
-    def __init__(self) -> None:
+    def __init__(self, tls: str) -> None:
         self._agent = agent("target")
+        self._pause = 0 if tls == "tcp" else 1e-3
         self._tensor: torch.Tensor | None = None
         self._registered: Any = None
 
@@ -47,7 +47,7 @@ class Target:
 
     def poll(self) -> None:
         """Returns when the next question is there."""
-        while not select.select([0], [], [], 0)[0]:
+        while not select.select([0], [], [], self._pause)[0]:
             self._agent.get_new_notifs()
 
     def rest(self) -> None:
@@ -119,4 +119,5 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     if arguments.tls == "tcp":
         os.environ["UCX_TLS"] = "tcp"
-    answer_lines(Target if arguments.target else lambda: Initiator(arguments.tls))
+    side = Target if arguments.target else Initiator
+    answer_lines(lambda: side(arguments.tls))

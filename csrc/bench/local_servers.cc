@@ -25,11 +25,11 @@ constexpr int kEndMilliseconds = 10'000;  // for a server to close its engine
   try {
     pin_to(options.server_cpu);
     EngineHandle handle(options, secret, nullptr);
-    std::string text = mr_engine_address(handle.engine);
-    if (write(address, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
-      throw_errno("telling the address");
-    close(address);
-    serve(handle, stop);
+    serve(handle, stop, [address](const std::string& text) {
+      if (write(address, text.data(), text.size()) != static_cast<ssize_t>(text.size()))
+        throw_errno("telling the address");
+      close(address);
+    });
   } catch (const std::exception& failure) {
     std::fprintf(stderr, "transport_bench: server: %s\n", failure.what());
     _exit(1);

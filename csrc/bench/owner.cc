@@ -208,12 +208,13 @@ void answer_all(Inbox& inbox, Owner& owner) {
 
 }  // namespace
 
-void serve(EngineHandle& handle, int stop_fd) {
-  Inbox inbox{handle.engine, eventfd(0, EFD_CLOEXEC), {}, {}};
+void serve(EngineHandle& handle, int stop_fd, const std::function<void(const std::string&)>& announce) {
+  Inbox inbox{handle.engine, eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), {}, {}};
   if (inbox.ready < 0) throw_errno("eventfd");
   {
     Owner owner(handle.engine);
     mr_message_set_handler(handle.engine, on_message, &inbox);
+    announce(mr_engine_address(handle.engine));
     pollfd wait[] = {{inbox.ready, POLLIN, 0}, {stop_fd, POLLIN, 0}};
     while (poll(wait, 2, -1) >= 0 || errno == EINTR) {
       if (wait[1].revents) break;

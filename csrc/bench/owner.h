@@ -3,6 +3,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -59,7 +60,7 @@ class Owner {
   PeakMemory peak_;
 };
 
-// Serves until `stop_fd` becomes readable, then closes the engine.
-void serve(EngineHandle& handle, int stop_fd);
+// Calls announce(address) once requests can come, serves until `stop_fd` becomes readable, then closes the engine.
+void serve(EngineHandle& handle, int stop_fd, const std::function<void(const std::string&)>& announce);
 
 }  // namespace mr::bench

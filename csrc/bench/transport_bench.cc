@@ -31,9 +31,10 @@ void listen(const Options& options) {
   if (stop < 0) throw_errno("signalfd");
   Secret secret = secret_from_file(options.secret_file, true);
   EngineHandle handle(options, secret, nullptr);
-  std::printf("%s\n", mr_engine_address(handle.engine));
-  std::fflush(stdout);
-  serve(handle, stop);
+  serve(handle, stop, [](const std::string& address) {
+    std::printf("%s\n", address.c_str());
+    std::fflush(stdout);
+  });
   close(stop);
 }
 
