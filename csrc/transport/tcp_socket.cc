@@ -1,5 +1,8 @@
 #include "tcp_socket.h"
 
+#include <netinet/in.h>
+#include <sys/socket.h>
+
 #include <algorithm>
 #include <cstring>
 
@@ -9,7 +12,23 @@ namespace {
 const View kNothing;
 const View kText = View::contiguous(0, kMaxText);
 const uint8_t kZeros[4096] = {};
+constexpr int kLoopbackBuffer = 1 << 20;
 constexpr uint64_t kMaxSend = kChunkBytes + kMaxRequestBytes + sizeof(Chunk);  // a whole chunk with its heads
+
+// Between hosts the kernel finds the buffer sizes itself. On one host it makes them larger than the caches, for
+// nothing.
+void limit_loopback_buffers(int fd) {
+  sockaddr_storage peer{};
+  socklen_t length = sizeof peer;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0) return;
+  const auto* const v4 = reinterpret_cast<const sockaddr_in*>(&peer);
+  const auto* const v6 = reinterpret_cast<const sockaddr_in6*>(&peer);
+  const bool loopback = (peer.ss_family == AF_INET && (ntohl(v4->sin_addr.s_addr) >> 24) == IN_LOOPBACKNET) ||
+                        (peer.ss_family == AF_INET6 && IN6_IS_ADDR_LOOPBACK(&v6->sin6_addr));
+  if (!loopback) return;
+  for (const int option : {SO_SNDBUF, SO_RCVBUF})
+    (void)::setsockopt(fd, SOL_SOCKET, option, &kLoopbackBuffer, sizeof kLoopbackBuffer);  // a wish
+}
 
 }  // namespace
 
@@ -127,9 +146,10 @@ Socket::Socket(LinkHost& host, std::shared_ptr<Staging> staging, Stream stream)
     : host_(host), staging_(std::move(staging)), stream_(std::move(stream)), payload_cursor_(kNothing) {}
 
 void Socket::start() {
-  open_ = true;
+  limit_loopback_buffers(stream_.fd());
   watched_ = EPOLLIN;
   host_.loop().watch_on_loop(stream_.fd(), watched_, this);
+  open_ = true;
 }
 
 void Socket::close() {

@@ -12,8 +12,8 @@
 
 namespace mr::tcp {
 
-constexpr int kMaxParts = 512;               // of one scatter or gather call; the kernel's own limit is 1024
-constexpr size_t kPackBelow = 256;           // a part of a system call costs about as much as copying that much
+constexpr int kMaxParts = 512;       // of one scatter or gather call; the kernel's own limit is 1024
+constexpr size_t kPackBelow = 1024;  // measured: from about here on a part of a system call costs less than a copy
 constexpr size_t kStagingBytes = 64 << 10;   // for packed runs
 constexpr size_t kReadAhead = 4 << 10;       // behind a head, where more small things may follow
 constexpr uint64_t kLargePayload = 8 << 10;  // is worth a system call of its own to come straight to memory

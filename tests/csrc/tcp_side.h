@@ -36,6 +36,12 @@ class TcpSide final : public LinkHost, private Loop::Watcher {
     info_.tcp = {there};
     info_.bulk_tls = other.options_.raw.bulk_tls != 0;
   }
+  // More places to look, after the one it met at; and whether it may be on this host.
+  void look_also_at(const HostPort& there) { info_.tcp.push_back(there); }
+  void look_only_at(const HostPort& there, const std::string& boot_id) {
+    info_.tcp = {there};
+    info_.boot_id = boot_id;
+  }
   void begin() {
     on_loop([this] {
       link_ = make_tcp(*this);

@@ -2,6 +2,7 @@
 
 #include "check.h"
 #include "tcp_side.h"
+#include "transport/address.h"
 #include "transport/tcp_wire.h"
 
 using namespace mr;
@@ -151,8 +152,10 @@ TEST(strided_on_both_ends) {
     const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
     const uint64_t answers = pair.user.counter("heard");
     copy_views(expected.data(), c.here, owned.data(), c.there, 0, c.here.bytes());
-    CHECK_EQ(TcpSide::wait(pair.user.start(Verb::read, region, c.there, here.data(), c.here)), MR_OK);
+    const OpRef read = pair.user.start(Verb::read, region, c.there, here.data(), c.here);
+    CHECK_EQ(TcpSide::wait(read), MR_OK);
     CHECK(here == expected);
+    CHECK_EQ(read->chunks.load(), (c.here.bytes() + 4 * kMiB - 1) / (4 * kMiB));  // however many runs: one request
     CHECK(pair.user.counter("heard") > answers);
     if (c.there.raw().ndim > 0 && c.there.raw().stride[0] == 0) continue;  // no place to write to
 
@@ -251,6 +254,10 @@ TEST(a_drop_in_the_middle_of_a_write_ends_it) {
   pair.proxy.allow(Proxy::up, 3 * kMiB + 17);
   const OpRef op = pair.user.write(region, 0, here.data(), here.size());
   CHECK(pair.proxy.await_stall(Proxy::up));
+  for (bool written = false; !written;) {  // the allowance is on its way
+    pair.owner.on_loop([&] { written = std::any_of(owned.begin(), owned.end(), [](uint8_t b) { return b != 0; }); });
+    CHECK(!op->done());
+  }
   pair.owner.drop(region);
   Bytes after_drop;
   pair.owner.on_loop([&] { after_drop = owned; });
@@ -384,6 +391,32 @@ TEST(nothing_is_reachable_and_the_operation_is_handed_back) {
   CHECK_EQ(TcpSide::wait(op), kUnavailable);
   CHECK(op->status().text.find(nowhere.text()) != std::string::npos);
   CHECK(op->status().text.find("Connection refused") != std::string::npos);
+}
+
+TEST(the_next_address_is_tried_where_one_fails) {
+  TcpPair pair;
+  HostPort nowhere = pair.owner.at();
+  {
+    const Fd taken = tcp_listen({"127.0.0.1", 0}, 0, 4, &nowhere);
+  }
+  pair.user.meet(pair.owner, nowhere);
+  pair.user.look_also_at(pair.proxy.at());
+  pair.begin();
+  Bytes owned = noise(100), here(100);
+  const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
+  CHECK_EQ(TcpSide::wait(pair.user.read(region, 0, here.data(), here.size())), MR_OK);
+  CHECK(here == owned);
+}
+
+TEST(loopback_comes_first_on_the_same_host) {
+  TcpPair pair;
+  // An address that no host has: it would cost the whole connect timeout.
+  pair.user.look_only_at({"192.0.2.1", pair.proxy.at().port}, boot_id());
+  pair.begin();
+  Bytes owned = noise(100), here(100);
+  const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
+  CHECK_EQ(TcpSide::wait(pair.user.read(region, 0, here.data(), here.size())), MR_OK);
+  CHECK_EQ(pair.proxy.connections(), 1u);
 }
 
 TEST(the_end_of_the_peer_ends_everything) {
