@@ -323,15 +323,15 @@ TEST(many_threads_one_pair) {
 
 TEST(completions_wake_a_poller) {
   Engine owner("owner"), reader("reader");
-  std::vector<uint8_t> theirs(4 << 20), ours(4 << 20);
+  std::vector<uint8_t> theirs(1 << 20), ours(100 << 20);
   Buffer buffer(owner, reader, theirs.data(), theirs.size());
   mr_completions* queue = nullptr;
   CHECK_EQ(mr_completions_create(reader.handle, &queue, nullptr), MR_OK);
   std::vector<mr_op*> ops(100);
   for (uint64_t i = 0; i < ops.size(); ++i) {
-    CHECK_EQ(
-        mr_transfer_bytes(buffer.remote, MR_READ, ours.data(), 0, i % 2 ? ours.size() : 8, 20, 0, &ops[i], nullptr),
-        MR_OK);
+    CHECK_EQ(mr_transfer_bytes(buffer.remote, MR_READ, ours.data() + (i << 20), 0, i % 2 ? theirs.size() : 8, 20, 0,
+                               &ops[i], nullptr),
+             MR_OK);
     CHECK_EQ(mr_completions_add(queue, ops[i], i), MR_OK);
   }
   std::vector<bool> seen(ops.size());
