@@ -76,7 +76,7 @@ void Region::wake_waiters() {
 Bytes RemoteRegion::encode() const {
   Writer out;
   out.put(kHandleVersion).text(owner).put(incarnation).text(address);
-  out.put(name.id).put(name.key.word[0]).put(name.key.word[1]);
+  name.encode(out);
   out.put(size).put(access).put(base).put(slot).put(shared_id).put(shared_offset);
   return out.take();
 }
@@ -90,9 +90,7 @@ RemoteRegion RemoteRegion::decode(ByteView bytes) {
   out.owner = in.text(kMaxText);
   out.incarnation = in.get<uint64_t>();
   out.address = in.text(kMaxText);
-  out.name.id = in.get<uint64_t>();
-  out.name.key.word[0] = in.get<uint64_t>();
-  out.name.key.word[1] = in.get<uint64_t>();
+  out.name = RegionName::decode(in);
   out.size = in.get<uint64_t>();
   out.access = in.get<uint32_t>();
   out.base = in.get<uint64_t>();

@@ -105,6 +105,14 @@ using RegionRef = std::shared_ptr<Region>;
 struct RegionName {
   uint64_t id = 0;
   Key key;
+
+  void encode(Writer& out) const { out.put(id).put(key.word[0]).put(key.word[1]); }
+  static RegionName decode(Reader& in) {
+    RegionName name;
+    name.id = in.get<uint64_t>();
+    for (auto& word : name.key.word) word = in.get<uint64_t>();
+    return name;
+  }
 };
 
 // Their region: everything a reader must know, without asking the owner.

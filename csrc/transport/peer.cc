@@ -24,16 +24,6 @@ Status stopped(int kind, const Op& op) {
 bool moves_bytes(Verb verb) { return verb == Verb::read || verb == Verb::write; }
 bool is_atomic(Verb verb) { return verb == Verb::fetch_add || verb == Verb::compare_and_swap; }
 
-void put_name(Writer& out, const RegionName& name) { out.put(name.id).put(name.key.word[0]).put(name.key.word[1]); }
-
-RegionName get_name(Reader& in) {
-  RegionName name;
-  name.id = in.get<uint64_t>();
-  name.key.word[0] = in.get<uint64_t>();
-  name.key.word[1] = in.get<uint64_t>();
-  return name;
-}
-
 Bytes encode_reply(const Reply& reply) {
   Writer out;
   out.put(static_cast<uint16_t>(reply.status.kind)).put(static_cast<int32_t>(reply.status.sys_errno));
@@ -157,7 +147,7 @@ void Peer::admit_on_loop(const OpRef& op) {
 void Peer::dispatch_on_loop(const OpRef& op) {
   beat_on_loop();
   Writer out;
-  if (op->remote) put_name(out, op->remote->name);
+  if (op->remote) op->remote->name.encode(out);
   switch (op->verb) {
     case Verb::read:
     case Verb::write:
@@ -233,7 +223,7 @@ void Peer::done_on_loop(const OpRef& op, Status status) {
 // After the write's bytes are visible there, on the ordered stream, once: it is never sent again.
 void Peer::notify_on_loop(const OpRef& op) {
   Writer out;
-  put_name(out, op->remote->name);
+  op->remote->name.encode(out);
   out.put(op->notify);
   op->request_id = send_request_on_loop(kNotify, out.bytes(), [this, op](Reply reply) {
     op->request_id = 0;
@@ -497,7 +487,7 @@ void Peer::serve_request_on_loop(uint16_t type, ByteView payload, std::vector<Fd
   try {
     Reader in(payload);
     if (type == kDrop) {
-      const RegionName name = get_name(in);
+      const RegionName name = RegionName::decode(in);
       home_.regions().find(name, 0);
       return home_.drop_on_loop(name.id, [answer](Status status) {
         if (answer) answer({std::move(status), {}, {}});
@@ -519,13 +509,13 @@ Reply Peer::serve_on_loop(uint16_t type, Reader& in, std::vector<Fd>& fds) {
     case kPong:
       break;
     case kNotify: {
-      const RegionName name = get_name(in);
+      const RegionName name = RegionName::decode(in);
       const auto value = in.get<uint64_t>();
       home_.regions().find(name, MR_WRITE)->notify(value);
       break;
     }
     case kAtomic: {
-      const RegionName name = get_name(in);
+      const RegionName name = RegionName::decode(in);
       const auto offset = in.get<uint64_t>();
       const auto verb = static_cast<Verb>(in.get<uint8_t>());
       const auto a = in.get<uint64_t>(), b = in.get<uint64_t>();

@@ -26,15 +26,6 @@ constexpr size_t kMaxReason = 1024;
 
 enum class Offer : uint8_t { ledger = 1, board = 2, refused = 3 };
 
-void put_name(Writer& out, const RegionName& name) { out.put(name.id).put(name.key.word[0]).put(name.key.word[1]); }
-
-RegionName get_name(Reader& in) {
-  RegionName name;
-  name.id = in.get<uint64_t>();
-  for (auto& word : name.key.word) word = in.get<uint64_t>();
-  return name;
-}
-
 // A descriptor of the same memory that can't be written through, or as good as it gets.
 Fd read_only(int fd) {
   Fd out = reopen_read_only(fd);
@@ -340,7 +331,7 @@ void ShmLink::map_then_go_on_loop(const OpRef& op) {
 
 void ShmLink::ask_on_loop(ShmMappings::Key key) {
   Writer out;
-  put_name(out, asks_[key].front()->remote->name);
+  asks_[key].front()->remote->name.encode(out);
   out.put(key.shared_id).put(static_cast<uint8_t>(key.writable));
   host_.request_on_loop(kShmMap, out.take(),
                         [self = shared_from_this(), key](Reply reply) { self->mapped_on_loop(key, std::move(reply)); });
@@ -386,7 +377,7 @@ void ShmLink::not_mapped_on_loop(const OpRef& op, const Status& why) {
 
 // The owner's side. A region that does not grant write is shared through a descriptor that can't either.
 void ShmLink::serve_map_on_loop(Reader& in, Reply& reply) {
-  const RegionName name = get_name(in);
+  const RegionName name = RegionName::decode(in);
   const auto shared_id = in.get<uint64_t>();
   const bool writable = in.get<uint8_t>() != 0;
   in.end();
