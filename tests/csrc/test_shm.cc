@@ -345,6 +345,25 @@ TEST(a_region_dropped_between_the_first_and_the_last_byte_denies_the_operation) 
   }
 }
 
+TEST(a_drop_ends_a_long_copy_at_its_next_chunk) {
+  Pair pair;
+  std::array<LedgerEntry, kLedgerEntries> entries{};
+  Ledger ledger(entries.data());
+  const Closing closing;
+  Bytes memory(64 * kMiB);
+  const RegionRef region = pair.owner.regions().create(memory.data(), memory.size(), kBoth);
+  const OpRef op = pair.reader.op(Verb::read, pair.owner.describe(*region));
+  int moves = 0;
+  const auto drop = [&] {
+    ++moves;
+    pair.owner.regions().end_access(region->id);
+  };
+  CopyPool::of_process()->submit(std::make_shared<DroppedOnTheWay>(pair.reader, op, ledger, closing, drop, *region),
+                                 memory.size(), 1);
+  CHECK_EQ(Side::wait(op), MR_ACCESS_DENIED);
+  CHECK_EQ(moves, 1);
+}
+
 TEST(a_drop_waits_for_a_copy_in_flight) {
   for (auto [shared, lane] : kModes) {
     int denied = 0;

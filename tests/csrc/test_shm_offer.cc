@@ -168,6 +168,23 @@ TEST(map_gives_the_memory_itself_with_the_rights_of_the_region) {
   CHECK_EQ(Side::wait(pair.reader.submit(pair.reader.op(Verb::map, wrong))), MR_ACCESS_DENIED);
 }
 
+TEST(a_region_that_does_not_grant_write_is_shared_through_a_descriptor_that_can_not_write) {
+  Pair pair;
+  Memory memory(pair.owner, kMiB, true);
+  const auto ask = [&](const RemoteRegion& remote, uint64_t shared_id, bool writable) {
+    Writer out;
+    out.put(remote.name.id).put(remote.name.key.word[0]).put(remote.name.key.word[1]);
+    return pair.reader.ask(kShmMap, out.put(shared_id).put(static_cast<uint8_t>(writable)).take());
+  };
+  const RemoteRegion read_only = pair.region(memory.base, kMiB, MR_READ), both = pair.region(memory.base, kMiB);
+  const Reply reply = ask(read_only, read_only.shared_id, false);
+  CHECK_EQ(reply.status.kind, MR_OK);
+  CHECK_EQ(::fcntl(reply.fd.get(), F_GETFL) & O_ACCMODE, O_RDONLY);
+  CHECK_EQ(::fcntl(ask(both, both.shared_id, true).fd.get(), F_GETFL) & O_ACCMODE, O_RDWR);
+  CHECK_EQ(ask(read_only, read_only.shared_id, true).status.kind, MR_ACCESS_DENIED);
+  CHECK_EQ(ask(both, both.shared_id + 1, true).status.kind, MR_ACCESS_DENIED);
+}
+
 TEST(a_memory_is_asked_for_once_and_forgotten_when_it_is_freed) {
   Pair pair;
   auto memory = std::make_unique<Memory>(pair.owner, kMiB, true);

@@ -1,5 +1,11 @@
 // The shm lane without shared memory: the kernel copies, by process id.
+#include <fcntl.h>
+#include <linux/capability.h>
 #include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/syscall.h>
+
+#include <future>
 
 #include "check.h"
 #include "pattern.h"
@@ -38,6 +44,50 @@ TEST(process_vm_finds_out_by_itself_that_the_owner_is_gone) {
     ::waitpid(pid, nullptr, 0);
   }
   CHECK(!changed);
+}
+
+void drop_capabilities() {  // of this thread
+  __user_cap_header_struct header{_LINUX_CAPABILITY_VERSION_3, 0};
+  __user_cap_data_struct none[2] = {};
+  ::syscall(SYS_capset, &header, none);
+}
+
+TEST(a_kernel_that_refuses_gives_the_reason_and_leaves_the_operation_to_another_lane) {
+  uint64_t word = 77, value = 5, local = 0;  // in both processes
+  int to_child[2], from_child[2];
+  CHECK_EQ(::pipe2(to_child, O_CLOEXEC) | ::pipe2(from_child, O_CLOEXEC), 0);
+  const int pid = ::fork();
+  if (pid == 0) {
+    char byte = 0;
+    ::close(to_child[1]);
+    drop_capabilities();
+    (void)!::write(from_child[1], &byte, 1);
+    (void)!::read(to_child[0], &byte, 1);
+    ::prctl(PR_SET_DUMPABLE, 0);  // as for another user's process
+    (void)!::write(from_child[1], &byte, 1);
+    (void)!::read(to_child[0], &byte, 1);
+    ::_exit(0);
+  }
+  std::async(std::launch::async, [&] {
+    drop_capabilities();
+    char byte = 1;
+    CHECK_EQ(::read(from_child[0], &byte, 1), 1);
+    const ProcessMemory::Identity identity{
+        .pid = pid, .told_pid = pid, .word_address = reinterpret_cast<uint64_t>(&word), .word = 77};
+    const View view = View::contiguous(0, 8);
+    ProcessMemory memory, late;
+    std::string reason;
+    CHECK(memory.open(identity, &reason));
+    CHECK_EQ(::write(to_child[1], &byte, 1) + ::read(from_child[0], &byte, 1), 2);
+    CHECK(!late.open(identity, &reason));
+    CHECK(reason.find("EPERM") != std::string::npos && reason.find("ptrace_scope") != std::string::npos);
+    const Status status =
+        memory.read(reinterpret_cast<uint8_t*>(&local), view, reinterpret_cast<uint64_t>(&value), view, 0, 8);
+    CHECK_EQ(status.kind, kUnavailable);
+    CHECK_EQ(status.sys_errno, EPERM);
+  }).get();
+  for (int fd : {to_child[0], to_child[1], from_child[0], from_child[1]}) ::close(fd);
+  ::waitpid(pid, nullptr, 0);
 }
 
 TEST(process_vm_refuses_another_process_than_the_one_that_granted) {
