@@ -42,7 +42,9 @@ void Client::start(const OpRef& op) {
   op->lane_state = transfer;
   enqueue(transfer);
   open_sockets(is_large(*transfer));
-  after_event();
+  const auto self = shared_from_this();
+  pump(true);
+  deliver();
 }
 
 void Client::stop(const OpRef& op) {
@@ -51,7 +53,7 @@ void Client::stop(const OpRef& op) {
   if (!transfer || transfer->ended) return;
   for (const auto& slot : slots_)
     if (slot.socket && !slot.socket->withdraw(transfer))
-      slot.socket->fail(mr::fail(MR_CANCELLED, "closed in the middle of a write that was given up"));
+      slot.socket->give_up(fail(MR_CANCELLED, "closed in the middle of a write that was given up"));
   if (transfer->is_write()) ghosts_ += transfer->open;
   end(transfer, stopped(op->stop_kind));
   after_event();
@@ -77,7 +79,7 @@ void Client::close(const Status& why) {
 void Client::after_event() {
   const auto self = shared_from_this();
   if (closed_) return;
-  pump();
+  pump(false);
   deliver();
 }
 
@@ -111,13 +113,13 @@ void Client::enqueue(const TransferRef& transfer) {
   (is_large(*transfer) ? large_ : small_).push_back(transfer);
 }
 
-void Client::pump() {
+void Client::pump(bool patient) {
   if (ghosts_ == 0) {
     post_from(small_, false);
     post_from(large_, true);
   }
   for (const auto& slot : slots_)
-    if (slot.socket) slot.socket->flush();
+    if (slot.socket && (!patient || slot.socket->worth_a_call())) slot.socket->flush();
 }
 
 void Client::post_from(std::deque<TransferRef>& queue, bool large) {
@@ -162,7 +164,7 @@ void Client::settle(const TransferRef& transfer) {
   if (transfer->open == 0 && !transfer->has_parts()) end(transfer, transfer->failure);
 }
 
-void Client::part_ended(const ClientSocket&, const ClientSocket::Posted& posted, Status status, bool touched) {
+void Client::part_ended(const ClientSocket::Posted& posted, Status status, bool touched) {
   const TransferRef& transfer = posted.transfer;
   part_resolved(*transfer);
   if (status.ok()) {

@@ -62,6 +62,8 @@ class ClientSocket final : public Socket {
 
   bool has_room() const;
   uint64_t bytes_posted() const { return bytes_posted_; }
+  // False while enough answers are awaited that the next of them can take what is unsent along, in one system call.
+  bool worth_a_call() const;
   void post(const TransferRef& transfer, const Part& part);
   // Leaves nothing of the transfer's memory in use. False where only closing the socket can do that.
   bool withdraw(const TransferRef& transfer);
@@ -87,11 +89,12 @@ class ClientSocket final : public Socket {
 
   Client& client_;
   std::deque<Posted> posted_;
-  size_t num_sent_ = 0;  // at the front of posted_
+  size_t num_sent_ = 0;     // at the front of posted_
+  size_t num_awaited_ = 0;  // of these, with an answer to come
   uint64_t bytes_posted_ = 0;
   uint32_t next_id_ = 1;
   Chunk chunk_;  // being received
-  uint8_t text_[kMaxText];
+  uint8_t text_[kMaxText] = {};
 };
 
 class Client : public std::enable_shared_from_this<Client> {
@@ -104,7 +107,7 @@ class Client : public std::enable_shared_from_this<Client> {
   void close(const Status& why);
 
   // For its sockets.
-  void part_ended(const ClientSocket& socket, const ClientSocket::Posted& posted, Status status, bool touched);
+  void part_ended(const ClientSocket::Posted& posted, Status status, bool touched);
   void broken(ClientSocket& socket, const Status& why);
   void after_event();
 
@@ -132,7 +135,7 @@ class Client : public std::enable_shared_from_this<Client> {
 
   // Transfers.
   void enqueue(const TransferRef& transfer);
-  void pump();
+  void pump(bool patient);  // patient: lets requests gather where answers are about to come
   void post_from(std::deque<TransferRef>& queue, bool large);
   void post_again(const TransferRef& transfer, const Part& part);
   void lose_part(const TransferRef& transfer, Status why);

@@ -8,6 +8,7 @@ namespace {
 
 constexpr uint64_t kMaxBytesPosted = 3 * kPartBytes;  // enough that the pipe never drains
 constexpr size_t kMaxPosted = 1024;
+constexpr size_t kBusy = 16;  // requests
 
 const View kText = View::contiguous(0, kMaxText);
 
@@ -24,6 +25,8 @@ ClientSocket::ClientSocket(Client& client, LinkHost& host, std::shared_ptr<Stagi
 // ---- Requests ----
 
 bool ClientSocket::has_room() const { return bytes_posted_ < kMaxBytesPosted && posted_.size() < kMaxPosted; }
+
+bool ClientSocket::worth_a_call() const { return num_awaited_ < kBusy || posted_.size() - num_sent_ >= kBusy; }
 
 void ClientSocket::post(const TransferRef& transfer, const Part& part) {
   const Op& op = *transfer->op;
@@ -60,12 +63,14 @@ void ClientSocket::sent(size_t length) {
     posted.head_left -= head;
     length -= head;
     if (posted.head_left > 0) return;
-    if (!posted.data) continue;
-    const size_t before = length;
-    length = posted.data->sent(length);
-    if (length < before && posted.part.length > 0 && !std::exchange(posted.maybe_written, true))
-      ++posted.transfer->maybe_written;
-    if (!posted.data->done()) return;
+    if (posted.data) {
+      const size_t before = length;
+      length = posted.data->sent(length);
+      if (length < before && posted.part.length > 0 && !std::exchange(posted.maybe_written, true))
+        ++posted.transfer->maybe_written;
+      if (!posted.data->done()) return;
+    }
+    num_awaited_ += posted.transfer != nullptr;
   }
 }
 
@@ -84,7 +89,7 @@ bool ClientSocket::withdraw(const TransferRef& transfer) {
     } else {
       if (posted.data && posted.data->needs_memory()) return false;
       if (posted.data)
-        posted.data->end_early(mr::fail(MR_CANCELLED, ""));
+        posted.data->end_early(fail(MR_CANCELLED, ""));
       else
         reads.push_back(posted.id);
       ++i;
@@ -95,7 +100,7 @@ bool ClientSocket::withdraw(const TransferRef& transfer) {
 }
 
 std::deque<ClientSocket::Posted> ClientSocket::take_posted() {
-  num_sent_ = 0;
+  num_sent_ = num_awaited_ = 0;
   bytes_posted_ = 0;
   return std::exchange(posted_, {});
 }
@@ -141,10 +146,11 @@ void ClientSocket::on_payload_end() {
   Posted posted = std::move(posted_.front());
   posted_.pop_front();
   --num_sent_;
+  --num_awaited_;
   bytes_posted_ -= posted.part.length;
   Status status;
-  if (chunk_.kind != MR_OK) status = mr::fail(chunk_.kind, std::string(text_, text_ + chunk_.length));
-  client_.part_ended(*this, posted, std::move(status), chunk_.touched != 0);
+  if (chunk_.kind != MR_OK) status = fail(chunk_.kind, std::string(text_, text_ + chunk_.length));
+  client_.part_ended(posted, std::move(status), chunk_.touched != 0);
 }
 
 // Small things are best read together, large payloads straight into their memory: no more than heads before those.

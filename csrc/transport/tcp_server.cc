@@ -40,7 +40,7 @@ void ServerSocket::on_request(const uint8_t* head) {
   const View view = decode_request(head, &request);
   if (request.kind == RequestKind::cancel) {
     for (auto& answer : answers_)
-      if (answer.chunks.id() == request.id) answer.chunks.end_early(mr::fail(MR_CANCELLED, "cancelled"));
+      if (answer.chunks.id() == request.id) answer.chunks.end_early(fail(MR_CANCELLED, "cancelled"));
     return;
   }
   const bool is_read = request.kind == RequestKind::read;
@@ -69,6 +69,7 @@ void ServerSocket::on_request(const uint8_t* head) {
 
 // A chunk of a write: data, or the end of it.
 void ServerSocket::on_chunk(const Chunk& chunk) {
+  before_payload();  // it may have come in one piece with the head
   Write& write = *write_;
   if (chunk.id != write.id || chunk.zero != 0) throw Error(MR_PROTOCOL, "a chunk of no write");
   if (chunk.last == 0) {
@@ -84,7 +85,7 @@ void ServerSocket::on_chunk(const Chunk& chunk) {
   const bool aborted = chunk.kind == MR_CANCELLED;
   if (chunk.length != 0 || (chunk.kind != MR_OK && !aborted) || (write.left != 0 && !aborted))
     throw Error(MR_PROTOCOL, "a write that ends with " + std::to_string(write.left) + " bytes left");
-  Status end = aborted ? mr::fail(MR_CANCELLED, "cancelled") : std::move(write.refused);
+  Status end = aborted ? fail(MR_CANCELLED, "cancelled") : std::move(write.refused);
   if (end.ok()) host_.count("tcp_bytes_taken", write.length);
   answers_.emplace_back(write.id, std::move(end), write.touched);
   write_.reset();

@@ -100,6 +100,7 @@ class TcpSide final : public LinkHost, private Loop::Watcher {
     op->local = static_cast<uint8_t*>(local);
     op->local_view = local_view;
     op->peer_name = info_.name;
+    op->loop = std::shared_ptr<Loop>(std::shared_ptr<void>(), &loop_);  // who waits may lead it
     op->submitted = Clock::now();
     ++begun_;
     loop_.run([this, op] { link_->start_on_loop(op); });

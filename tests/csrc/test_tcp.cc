@@ -443,25 +443,42 @@ TEST(the_end_of_the_peer_ends_everything) {
 
 namespace {
 
-// A raw connection, which sends `said` and returns what came back until the other side closed. Bounded in time.
-Bytes say(const HostPort& at, const Bytes& said) {
-  Fd socket = tcp_connect_start(at, 4);
-  const auto wait_for = [&](short events) {
-    pollfd polled{socket.get(), events, 0};
-    if (::poll(&polled, 1, 60000) != 1) throw std::runtime_error("the door does not answer");
-  };
-  wait_for(POLLOUT);
-  if (::send(socket.get(), said.data(), said.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(said.size()))
-    throw std::runtime_error("send");
-  Bytes answer;
-  while (true) {
-    wait_for(POLLIN);
-    uint8_t buffer[4096];
-    const ssize_t got = ::recv(socket.get(), buffer, sizeof buffer, 0);
-    if (got <= 0) return answer;
-    answer.insert(answer.end(), buffer, buffer + got);
-    if (answer.size() >= sizeof(tcp::Welcome)) return answer;
+// A connection by hand. Every wait is bounded.
+class Raw {
+ public:
+  explicit Raw(const HostPort& at) : socket_(tcp_connect_start(at, 4)) { wait_for(POLLOUT); }
+
+  void say(const Bytes& said) {
+    if (::send(socket_.get(), said.data(), said.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(said.size()))
+      throw std::runtime_error("can't send to the door");
   }
+  // So many bytes, or fewer where the other side closed.
+  Bytes hear(size_t length) {
+    Bytes heard;
+    while (heard.size() < length) {
+      wait_for(POLLIN);
+      uint8_t buffer[4096];
+      const ssize_t got = ::recv(socket_.get(), buffer, std::min(sizeof buffer, length - heard.size()), 0);
+      if (got <= 0) break;
+      heard.insert(heard.end(), buffer, buffer + got);
+    }
+    return heard;
+  }
+
+ private:
+  void wait_for(short events) {
+    pollfd polled{socket_.get(), events, 0};
+    if (::poll(&polled, 1, 60000) != 1) throw std::runtime_error("the door does not answer");
+  }
+
+  Fd socket_;
+};
+
+// What is answered to a greeting: a welcome, or nothing.
+Bytes say(const HostPort& at, const Bytes& said) {
+  Raw raw(at);
+  raw.say(said);
+  return raw.hear(sizeof(tcp::Welcome));
 }
 
 tcp::Hello hello_of(TcpSide& side, uint64_t number) {
@@ -473,9 +490,10 @@ tcp::Hello hello_of(TcpSide& side, uint64_t number) {
   return hello;
 }
 
-Bytes bytes_of(const tcp::Hello& hello) {
-  const auto* const p = reinterpret_cast<const uint8_t*>(&hello);
-  return {p, p + sizeof hello};
+template <typename T>
+Bytes bytes_of(const T& value) {
+  const auto* const p = reinterpret_cast<const uint8_t*>(&value);
+  return {p, p + sizeof value};
 }
 
 }  // namespace
@@ -534,6 +552,40 @@ TEST(a_fenced_socket_that_arrives_late_is_refused) {
   });
   CHECK_EQ(say(pair.owner.at(), bytes_of(late)).size(), 0u);
   CHECK_EQ(say(pair.owner.at(), bytes_of(hello_of(pair.user, 6))).size(), sizeof(tcp::Welcome));
+}
+
+TEST(a_drop_between_a_request_and_its_bytes_keeps_them_out) {
+  TcpPair pair;
+  pair.begin();
+  Bytes owned(100, 1);
+  const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
+  Raw raw(pair.owner.at());
+  raw.say(bytes_of(hello_of(pair.user, 1)));
+  CHECK_EQ(raw.hear(sizeof(tcp::Welcome)).size(), sizeof(tcp::Welcome));
+
+  Bytes request(tcp::kMaxRequestBytes);
+  request.resize(
+      tcp::encode_request(tcp::RequestKind::write, 1, region.name, View::contiguous(0, 100), 0, 100, request.data()));
+  raw.say(request);
+  CHECK(pair.owner.await_count("heard", 1));
+  pair.owner.drop(region);
+  tcp::Chunk chunk;
+  chunk.id = 1;
+  chunk.length = 100;
+  Bytes rest = bytes_of(chunk);
+  rest.resize(rest.size() + 100, 2);
+  chunk.length = 0;
+  chunk.last = 1;
+  const Bytes end = bytes_of(chunk);
+  rest.insert(rest.end(), end.begin(), end.end());
+  raw.say(rest);
+
+  const Bytes answer = raw.hear(sizeof chunk);
+  CHECK_EQ(answer.size(), sizeof chunk);
+  std::memcpy(&chunk, answer.data(), sizeof chunk);
+  CHECK_EQ(chunk.kind, MR_ACCESS_DENIED);
+  CHECK_EQ(chunk.touched, 0);
+  CHECK(owned == Bytes(100, 1));
 }
 
 TEST(plain_sockets_are_refused_where_tls_is_demanded) {
