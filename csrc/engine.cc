@@ -154,13 +154,13 @@ void start_atomic(mr_remote* remote, Verb verb, uint64_t offset, uint64_t a, uin
 }
 
 // An operation that needs no region: connect, watch, lookup.
-OpRef start_plain(mr_engine* engine, const char* address, Verb verb, double timeout, std::string name = {}) {
-  engine->node->check_usable();
-  const auto peer = engine->node->peer_of(parse_address(address));
+OpRef start_plain(Node& node, const char* address, Verb verb, double timeout, std::string name = {}) {
+  node.check_usable();
+  const auto peer = node.peer_of(parse_address(address));
   const auto op = make_op(verb, timeout);
   op->name = std::move(name);
   op->peer_name = peer->address().name.empty() ? peer->address().tcp.text() : peer->address().name;
-  engine->node->submit(peer, op);
+  node.submit(peer, op);
   return op;
 }
 
@@ -405,11 +405,11 @@ void mr_completions_close(mr_completions* queue) {
 }
 
 int mr_connect(mr_engine* engine, const char* address, double timeout, mr_op** op, mr_error* error) {
-  return guarded(error, [&] { hand_out(start_plain(engine, address, Verb::connect, timeout), op); });
+  return guarded(error, [&] { hand_out(start_plain(*engine->node, address, Verb::connect, timeout), op); });
 }
 
 int mr_watch(mr_engine* engine, const char* address, mr_op** op, mr_error* error) {
-  return guarded(error, [&] { hand_out(start_plain(engine, address, Verb::watch, -1), op); });
+  return guarded(error, [&] { hand_out(start_plain(*engine->node, address, Verb::watch, -1), op); });
 }
 
 int mr_publish(mr_engine* engine, const char* name, const uint8_t* data, uint64_t length, mr_error* error) {
@@ -426,7 +426,8 @@ int mr_unpublish(mr_engine* engine, const char* name, mr_error* error) {
 int mr_lookup(mr_engine* engine, const char* address, const char* name, double timeout, uint8_t* out, uint64_t capacity,
               uint64_t* length, mr_error* error) {
   return guarded(error, [&] {
-    const auto op = start_plain(engine, address, Verb::lookup, timeout, require(name, "name"));
+    const auto node = engine->node;  // the engine may be closed while we wait
+    const auto op = start_plain(*node, address, Verb::lookup, timeout, require(name, "name"));
     wait_ok(op);
     *length = copy_out(op->reply, out, capacity);
   });
@@ -435,18 +436,16 @@ int mr_lookup(mr_engine* engine, const char* address, const char* name, double t
 int mr_message_send(mr_engine* engine, const char* address, const uint8_t* data, uint64_t length, double timeout,
                     mr_error* error) {
   return guarded(error, [&] {
+    const auto node = engine->node;  // the engine may be closed while we wait
     const Time start = Clock::now();
-    if (length > engine->node->options().raw.max_frame_bytes)
-      throw Error(MR_RESOURCE_EXHAUSTED,
-                  "a message of " + std::to_string(length) + " bytes is over option max_frame_bytes");
-    const auto connected = start_plain(engine, address, Verb::connect, timeout);
-    wait_ok(connected);
+    const auto peer = node->peer_of(parse_address(address));
+    wait_ok(start_plain(*node, address, Verb::connect, timeout));
     const double used = std::chrono::duration<double>(Clock::now() - start).count();
-    const Status status =
-        connected->peer.lock()->send_message({data, length}, timeout < 0 ? -1 : std::max(0.0, timeout - used));
+    const Status status = peer->send_message({data, length}, timeout < 0 ? -1 : std::max(0.0, timeout - used));
     if (!status.ok())
-      throw Error(status.kind,
-                  "message of " + std::to_string(length) + " bytes to " + connected->peer_name + ": " + status.text);
+      throw Error(
+          Status{status.kind, status.sys_errno,
+                 "message of " + std::to_string(length) + " bytes to " + peer->address().name + ": " + status.text});
   });
 }
 

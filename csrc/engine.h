@@ -120,7 +120,8 @@ uint32_t mr_protocol_version(void);
 void mr_options_default(mr_options* options);
 int mr_engine_create(const mr_options* options, mr_engine** engine, mr_error* error);
 /* Ends every pending operation with MR_CANCELLED, says goodbye to peers, frees everything. Remote and region
- * handles stay valid to be closed; what else is asked of them returns MR_CONFIG. Shared and mapped memory stays. */
+ * handles stay valid to be closed; what else is asked of them returns MR_CONFIG. Shared and mapped memory
+ * stays as long as one of these handles is held. */
 void mr_engine_close(mr_engine* engine);
 /* The string another process needs to find this engine (no secret in it); valid until close. */
 const char* mr_engine_address(mr_engine* engine);

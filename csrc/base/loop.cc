@@ -17,6 +17,7 @@ namespace {
 
 constexpr uint64_t kWakeToken = 0, kTimerToken = 1;
 constexpr int kBatch = 64;
+constexpr std::chrono::milliseconds kLeadSlice{50};  // should a nudge ever be missed
 
 // The owners of watches and tasks handle their failures; what still gets here must not end the user's process.
 template <typename Work>
@@ -77,7 +78,7 @@ Loop::Loop(std::string thread_name) : name_(std::move(thread_name)), pid_(this_p
   timer_ = Fd(::timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK));
   if (!timer_.valid()) throw Error(MR_RESOURCE_EXHAUSTED, "can't make a timer descriptor (raise `ulimit -n`)", errno);
   for (auto [fd, token] : {std::pair{wake_.get(), kWakeToken}, std::pair{timer_.get(), kTimerToken}}) {
-    epoll_event event{EPOLLIN, {.u64 = token}};
+    epoll_event event{EPOLLIN | EPOLLET, {.u64 = token}};
     if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
       throw Error(MR_RESOURCE_EXHAUSTED, "can't watch the loop's own descriptors", errno);
   }
@@ -97,6 +98,10 @@ void Loop::stop() {
   wake();
   thread_->join();
   thread_.reset();
+  while (led_.load()) {  // it sees stopping_
+    wake();
+    std::this_thread::yield();
+  }
   std::map<TimerId, Task> timers;  // destroyed off the loop: what they own may come back to it
   Hold hold(*this, std::unique_lock(lock_));
   do drain_on_loop();
@@ -129,6 +134,7 @@ bool Loop::queue_empty() {
 
 // False once the loop has stopped: then the task dies with the caller.
 bool Loop::push(Task& task) {
+  if (!is_this_process(pid_)) return false;  // a forked child has no loop thread, and the parent's descriptors are gone
   std::lock_guard guard(queue_lock_);
   if (!closed_) queue_.push_back(std::move(task));
   return !closed_;
@@ -153,6 +159,7 @@ void Loop::flush() {
 }
 
 bool Loop::progress() {
+  if (!is_this_process(pid_)) return false;
   epoll_event events[kBatch];
   {
     Hold hold(*this, std::unique_lock(lock_, std::try_to_lock));
@@ -163,6 +170,32 @@ bool Loop::progress() {
   }
   flush();
   return true;
+}
+
+bool Loop::lead(Time until, bool (*done)(const void*), const void* what) {
+  if (!is_this_process(pid_) || held() || stopping_.load() || led_.exchange(true)) return false;
+  leader_.store(std::this_thread::get_id());
+  epoll_event events[kBatch];
+  for (Time now = Clock::now(); !done(what) && !stopping_.load() && now < until; now = Clock::now()) {
+    const auto left = std::chrono::ceil<std::chrono::milliseconds>(std::min<Clock::duration>(until - now, kLeadSlice));
+    round(events, ::epoll_wait(epoll_.get(), events, kBatch, static_cast<int>(left.count())));
+  }
+  leader_.store({});
+  led_.store(false);
+  return true;
+}
+
+void Loop::nudge() {
+  if (led_.load() && leader_.load() != std::this_thread::get_id()) wake();
+}
+
+void Loop::round(const epoll_event* events, int count) {
+  {
+    Hold hold(*this, std::unique_lock(lock_));
+    dispatch_on_loop(events, count);
+    drain_on_loop();
+  }
+  flush();
 }
 
 void Loop::barrier() {
@@ -180,12 +213,7 @@ void Loop::thread_main() {
   while (true) {
     const int count = ::epoll_wait(epoll_.get(), events, kBatch, -1);
     wakeups_.fetch_add(1, std::memory_order_relaxed);
-    {
-      Hold hold(*this, std::unique_lock(lock_));
-      dispatch_on_loop(events, count);
-      drain_on_loop();
-    }
-    flush();
+    round(events, count);
     if (stopping_.load() && queue_empty()) return;
   }
 }
@@ -195,21 +223,35 @@ void Loop::dispatch_on_loop(const epoll_event* events, int count) {
     const uint64_t token = events[i].data.u64;
     if (token == kWakeToken) {
       consume(wake_.get());
-      // Not ours alone: a thread that makes progress must not eat the wake-up that ends the loop's thread.
-      if (stopping_.load()) wake();
+      // Not ours alone: a thread that makes progress must not eat the wake-up that ends the loop's thread, nor the loop
+      // thread one that was for the leader.
+      if (stopping_.load())
+        wake();
+      else
+        nudge();
     } else if (token == kTimerToken) {
       consume(timer_.get());
       armed_ = Time::max();
       fire_timers_on_loop();
     } else {
       // The event may be stale: taken before the lock, and its watch ended since. Tokens are never used twice.
-      auto found = watchers_.find(static_cast<int>(token >> 40));
-      if (found != watchers_.end() && found->second.first == token) {
-        Watcher* const watcher = found->second.second;
-        guarded(name_, [&] { watcher->on_event(events[i].events); });
-      }
+      const int fd = static_cast<int>(token >> 40);
+      const auto same = [&](auto found) { return found != watches_.end() && found->second.token == token; };
+      auto found = watches_.find(fd);
+      if (!same(found)) continue;
+      Watcher* const watcher = found->second.watcher;
+      guarded(name_, [&] { watcher->on_event(events[i].events); });
+      if (found = watches_.find(fd); same(found)) rearm_on_loop(fd, found->second);
     }
   }
+}
+
+// Edge-triggered towards the kernel: level-triggered, it would wake a second waiting thread for every event that it
+// hands to a first. Asking anew after each event makes it level-triggered for the watcher.
+void Loop::rearm_on_loop(int fd, const Watch& watch) {
+  epoll_event event{watch.events | EPOLLET, {.u64 = watch.token}};
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event) != 0)
+    throw Error(MR_RESOURCE_EXHAUSTED, "can't change the watch of a descriptor", errno);
 }
 
 void Loop::drain_on_loop() {
@@ -227,22 +269,22 @@ void Loop::drain_on_loop() {
 void Loop::watch_on_loop(int fd, uint32_t events, Watcher* watcher) {
   assert(held());
   const uint64_t token = static_cast<uint64_t>(fd) << 40 | (next_token_++ & ((1ull << 40) - 1));
-  epoll_event event{events, {.u64 = token}};
+  epoll_event event{events | EPOLLET, {.u64 = token}};
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
     throw Error(MR_RESOURCE_EXHAUSTED, "can't watch a descriptor", errno);
-  watchers_[fd] = {token, watcher};
+  watches_[fd] = {token, events, watcher};
 }
 
 void Loop::change_on_loop(int fd, uint32_t events) {
   assert(held());
-  epoll_event event{events, {.u64 = watchers_.at(fd).first}};
-  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event) != 0)
-    throw Error(MR_RESOURCE_EXHAUSTED, "can't change the watch of a descriptor", errno);
+  Watch& watch = watches_.at(fd);
+  watch.events = events;
+  rearm_on_loop(fd, watch);
 }
 
 void Loop::unwatch_on_loop(int fd) {
   assert(held());
-  if (watchers_.erase(fd) != 0) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  if (watches_.erase(fd) != 0) ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
 }
 
 Loop::TimerId Loop::at_on_loop(Time when, Task task) {

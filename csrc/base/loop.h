@@ -59,12 +59,18 @@ class Loop {
   void post(Task task);
   // Handles what is ready now, without waiting. False if another thread is at it, or the loop has stopped.
   bool progress();
+  // Waits for events in the loop thread's stead and handles them, until done(what) or `until`: who waits for an answer
+  // gets it without a hop from thread to thread. The kernel wakes the thread that began to wait last, so the loop
+  // thread sleeps on. One thread at a time: false at once where another leads, or on the loop, or when it has stopped.
+  bool lead(Time until, bool (*done)(const void*), const void* what);
+  // For who made done(what) true without an event: the leader looks again.
+  void nudge();
   // Returns when no other thread is on the loop, and nothing started before is. Not from the loop.
   void barrier();
 
   bool held() const { return holder_.load(std::memory_order_relaxed) == std::this_thread::get_id(); }
 
-  // On the loop. A watcher must outlive its watch. Level-triggered.
+  // On the loop. A watcher must outlive its watch. Level-triggered for the watcher: see rearm_on_loop.
   void watch_on_loop(int fd, uint32_t events, Watcher* watcher);
   void change_on_loop(int fd, uint32_t events);
   void unwatch_on_loop(int fd);
@@ -75,7 +81,15 @@ class Loop {
 
  private:
   class Hold;
+  struct Watch {
+    uint64_t token;
+    uint32_t events;
+    Watcher* watcher;
+  };
+
   void thread_main();
+  void round(const epoll_event* events, int count);
+  void rearm_on_loop(int fd, const Watch& watch);
   void dispatch_on_loop(const epoll_event* events, int count);
   void drain_on_loop();
   void fire_timers_on_loop();
@@ -92,15 +106,17 @@ class Loop {
   std::mutex lock_;  // "the loop"
   std::atomic<std::thread::id> holder_{};
   std::mutex queue_lock_;
-  std::vector<Task> queue_;  // under queue_lock_
-  bool closed_ = false;      // under queue_lock_: takes no more tasks
-  std::vector<Task> round_;  // on the loop: those being run, kept for its memory
-  std::unordered_map<int, std::pair<uint64_t, Watcher*>> watchers_;  // fd -> (epoll token, watcher)
+  std::vector<Task> queue_;                 // under queue_lock_
+  bool closed_ = false;                     // under queue_lock_: takes no more tasks
+  std::vector<Task> round_;                 // on the loop: those being run, kept for its memory
+  std::unordered_map<int, Watch> watches_;  // by descriptor
   std::map<TimerId, Task> timers_;
   Time armed_ = Time::max();
   uint64_t next_token_ = 2, next_timer_ = 1;
   bool stopped_ = false;  // on the loop
   std::atomic<bool> stopping_{false};
+  std::atomic<bool> led_{false};
+  std::atomic<std::thread::id> leader_{};
   std::atomic<uint64_t> wakeups_{0};
   std::unique_ptr<std::thread> thread_;
 };

@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
+#include <algorithm>
 #include <chrono>
 #include <limits>
 
@@ -14,6 +15,7 @@ namespace {
 constexpr size_t kMaxText = 4096;
 constexpr uint8_t kHandleVersion = 1;
 constexpr uint64_t kHugePage = 2u << 20;
+constexpr size_t kMaxNotifications = 1u << 20;
 
 std::string region_text(uint64_t id) { return "region " + std::to_string(id); }
 
@@ -51,6 +53,9 @@ Region::Region(uint64_t id, Key key, uint8_t* base, uint64_t size, uint32_t acce
 
 void Region::notify(uint64_t value) {
   std::lock_guard guard(lock_);
+  if (notifications_.size() >= kMaxNotifications)
+    throw Error(MR_RESOURCE_EXHAUSTED, std::to_string(kMaxNotifications) + " notifications of " + region_text(id) +
+                                           " are unread; its owner must take some");
   notifications_.push_back(value);
   arrived_.notify_one();
 }
@@ -61,7 +66,7 @@ int Region::next_notification(double timeout, uint64_t* value) {
   if (timeout < 0)
     arrived_.wait(guard, ready);
   else
-    arrived_.wait_for(guard, std::chrono::duration<double>(timeout), ready);
+    arrived_.wait_for(guard, std::chrono::duration<double>(std::min(timeout, 1e9)), ready);
   if (notifications_.empty()) return dropped.load() ? -MR_ACCESS_DENIED : 0;
   *value = notifications_.front();
   notifications_.pop_front();
@@ -143,13 +148,6 @@ uint64_t RegionTable::shared_free(void* address) {
   memory = std::move(found->second);
   shared_.erase(found);
   return memory->id;
-}
-
-std::shared_ptr<SharedMemory> RegionTable::shared_by_id(uint64_t id) {
-  std::lock_guard guard(lock_);
-  for (auto& [address, memory] : shared_)
-    if (memory->id == id) return memory;
-  return nullptr;
 }
 
 std::shared_ptr<SharedMemory> RegionTable::shared_at_locked(const void* address, uint64_t size) {

@@ -140,7 +140,6 @@ class RegionTable {
 
   void* shared_alloc(uint64_t size);
   uint64_t shared_free(void* address);  // its id; MR_CONFIG where unknown or in use
-  std::shared_ptr<SharedMemory> shared_by_id(uint64_t id);
 
   RegionRef create(void* base, uint64_t size, uint32_t access);
   // The region if the name is known, the key right and `right` granted; else throws MR_ACCESS_DENIED.

@@ -36,7 +36,10 @@ std::string versions(uint32_t theirs, uint32_t ours) {
 
 void encode_info(const PeerInfo& info, Writer& out) {
   out.text(info.name).put(info.incarnation).text(info.boot_id).text(info.address).text(info.lanes);
-  out.put(static_cast<uint8_t>(info.bulk_tls)).put(info.message_window).put(static_cast<uint8_t>(info.tcp.size()));
+  out.put(static_cast<uint8_t>(info.bulk_tls))
+      .put(info.max_frame)
+      .put(info.message_window)
+      .put(static_cast<uint8_t>(info.tcp.size()));
   for (const auto& at : info.tcp) out.text(at.host).put(at.port);
 }
 
@@ -48,6 +51,7 @@ PeerInfo decode_info(Reader& in) {
   info.address = in.text(kMaxText);
   info.lanes = in.text(kMaxText);
   info.bulk_tls = in.get<uint8_t>() != 0;
+  info.max_frame = in.get<uint64_t>();
   info.message_window = in.get<uint64_t>();
   for (int n = in.get<uint8_t>(); n > 0; --n) {
     HostPort at;
@@ -109,7 +113,7 @@ void ControlStream::handshake_on_loop() {
   if (state_ != State::closed) {
     loop_.change_on_loop(stream_.fd(),
                          watching_ = EPOLLIN | (io.want == Tls::Want::write || !out_.empty() ? EPOLLOUT : 0u));
-    if (stream_.pending()) loop_.post([self = shared_from_this()] { self->on_event(EPOLLIN); });
+    come_back_on_loop();
   }
 }
 
@@ -123,7 +127,15 @@ void ControlStream::on_event(uint32_t events) {
     if (!read_on_loop()) return;
   }
   // Level-triggered epoll comes back by itself, but not for what TLS has read already.
-  if (state_ != State::closed && stream_.pending()) loop_.post([self] { self->on_event(EPOLLIN); });
+  come_back_on_loop();
+}
+
+// As a timer, not a task: tasks run until there are none, and nobody else would have a turn.
+void ControlStream::come_back_on_loop() {
+  if (state_ == State::closed || !stream_.pending()) return;
+  loop_.at_on_loop(Clock::now(), [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->on_event(EPOLLIN);
+  });
 }
 
 bool ControlStream::read_on_loop() {
@@ -175,6 +187,8 @@ void ControlStream::parse_on_loop() {
       on_frame_on_loop(frame);
     } catch (const Error& error) {
       return close_on_loop(error.status(), true);
+    } catch (const std::exception& failure) {  // the frame must not be carried out a second time
+      return close_on_loop(fail(MR_RESOURCE_EXHAUSTED, failure.what()), true);
     }
     in_begin_ += kHeadBytes + length;
   }
@@ -316,6 +330,9 @@ void ControlStream::flush_on_loop() {
       // What the peer said before it went (a goodbye with a reason) may still be unread: the read side tells the end.
       out_.clear();
       queued_bytes_ = 0;
+      // But where only a limit of this host was met, the stream lives on without what it lost.
+      if (io.status.kind == MR_RESOURCE_EXHAUSTED)
+        loop_.post([self = shared_from_this(), why = io.status] { self->close_on_loop(why, false); });
       break;
     }
     if (io.bytes == 0) break;

@@ -50,7 +50,6 @@ class ControlStream : public Loop::Watcher, public std::enable_shared_from_this<
   const PeerInfo& info() const { return info_; }
   uint64_t session_id() const { return session_id_; }
   const Digest& session_key() const { return session_key_; }
-  uint64_t queued_bytes() const { return queued_bytes_; }
 
  private:
   enum class State { tls, hello, proof, up, closed };
@@ -71,6 +70,7 @@ class ControlStream : public Loop::Watcher, public std::enable_shared_from_this<
   void establish_on_loop(ByteView client, ByteView server);
   void become_up_on_loop();
   void flush_on_loop();
+  void come_back_on_loop();
   void want_on_loop();
   Bytes own_hello() const;
   void read_hello(Reader& in);

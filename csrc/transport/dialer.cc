@@ -68,7 +68,12 @@ void Dialer::on_event(uint32_t) {
   const auto self = shared_from_this();
   if (const int error = socket_error(connecting_.get()); error != 0)
     return failed_on_loop(fail(MR_PEER_LOST, "can't connect", error));
-  begin_stream_on_loop();
+  try {
+    begin_stream_on_loop();
+  } catch (const Error& error) {
+    stream_.reset();
+    failed_on_loop(error.status());
+  }
 }
 
 void Dialer::begin_stream_on_loop() {

@@ -39,9 +39,10 @@ enum FrameType : uint16_t {
 };
 
 struct Reply {
-  Status status;
+  Status status;  // of the peer, or why there is none from it
   Bytes payload;
   Fd fd;
+  bool from_peer = false;
 };
 
 // What a process tells about itself in the hello.
@@ -53,6 +54,7 @@ struct PeerInfo {
   std::string lanes;          // that it offers
   std::vector<HostPort> tcp;  // where its data sockets are accepted
   bool bulk_tls = false;
+  uint64_t max_frame = 0;       // largest control frame it accepts
   uint64_t message_window = 0;  // unread message bytes it accepts from one peer
   int pid = 0;                  // from the kernel, in our pid namespace; 0 where unknown
   bool over_unix = false;

@@ -9,7 +9,8 @@ namespace {
 
 constexpr size_t kMaxGreeting = 256;
 constexpr int kAcceptsPerEvent = 64;
-constexpr double kPauseWithoutDescriptors = 0.1;
+constexpr double kPauseWithoutDescriptors = 0.1, kPauseWhenFull = 0.05;
+constexpr double kPatience = 1.0;  // a greeting younger than this is not put out for a newcomer
 
 std::string random_unix_name() {
   char name[64];
@@ -64,34 +65,53 @@ void Listener::start_on_loop(Arrived arrived, DataDoor::Find find) {
 
 void Listener::accept_on_loop(Door& door) {
   for (int i = 0; i < kAcceptsPerEvent; ++i) {
+    if (!door.is_data && !make_room_on_loop(door)) return pause_on_loop(door, kPauseWhenFull);
     Fd fd(::accept4(door.fd.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (!fd.valid()) {
       if (errno == EAGAIN || errno == EINTR || errno == ECONNABORTED) return;
-      // No descriptor left: the waiting connection would wake us for ever. Look again a little later.
-      loop_.unwatch_on_loop(door.fd.get());
-      loop_.at_on_loop(after(kPauseWithoutDescriptors), [this, &door] {
-        if (door.fd.valid()) loop_.watch_on_loop(door.fd.get(), EPOLLIN, &door);
-      });
-      return;
+      return pause_on_loop(door, kPauseWithoutDescriptors);
     }
     if (door.is_data) {
       tune_tcp(fd.get(), options_.raw.heartbeat_timeout);
       data_door_->accept_on_loop(std::move(fd));
       continue;
     }
-    if (greeting_.size() >= kMaxGreeting) continue;  // closed: it may try again
     if (!door.is_unix) tune_tcp(fd.get(), options_.raw.heartbeat_timeout);
     auto stream = std::make_shared<ControlStream>(
         loop_, options_, self_, door.is_unix ? Stream(std::move(fd)) : Stream(std::move(fd), true, options_.secret),
         false, this);
-    greeting_.emplace(stream.get(), stream);
+    greeting_.emplace(stream.get(), Greeting{stream, &door, Clock::now()});
     stream->start_on_loop();
   }
 }
 
+// Who stands at a door and says nothing makes room for who comes; other doors have their own.
+bool Listener::make_room_on_loop(const Door& door) {
+  size_t at_door = 0;
+  const Greeting* oldest = nullptr;
+  for (const auto& [raw, greeting] : greeting_) {
+    if (greeting.door != &door) continue;
+    ++at_door;
+    if (oldest == nullptr || greeting.since < oldest->since) oldest = &greeting;
+  }
+  if (at_door < kMaxGreeting) return true;
+  if (Clock::now() - oldest->since < std::chrono::duration<double>(kPatience)) return false;
+  const auto stream = oldest->stream;
+  stream->close_on_loop(fail(MR_RESOURCE_EXHAUSTED, "others wait to be let in"), true);
+  return true;
+}
+
+// What waits in the backlog would wake us for ever: look again a little later.
+void Listener::pause_on_loop(Door& door, double seconds) {
+  loop_.unwatch_on_loop(door.fd.get());
+  loop_.at_on_loop(after(seconds), [this, &door] {
+    if (door.fd.valid()) loop_.watch_on_loop(door.fd.get(), EPOLLIN, &door);
+  });
+}
+
 void Listener::on_up(ControlStream& stream) {
   auto found = greeting_.extract(&stream);
-  if (!found.empty()) arrived_(std::move(found.mapped()));
+  if (!found.empty()) arrived_(std::move(found.mapped().stream));
 }
 
 void Listener::on_frame(ControlStream&, Frame&) { throw Error(MR_PROTOCOL, "a frame before the end of the hello"); }
@@ -104,8 +124,8 @@ void Listener::close_on_loop() {
     loop_.unwatch_on_loop(door->fd.get());
     door->fd.reset();
   }
-  for (const auto& [raw, stream] : std::exchange(greeting_, {}))
-    stream->close_on_loop(fail(MR_PEER_LOST, "the engine is closed"), true);
+  for (const auto& [raw, greeting] : std::exchange(greeting_, {}))
+    greeting.stream->close_on_loop(fail(MR_PEER_LOST, "the engine is closed"), true);
   if (data_door_) data_door_->close_on_loop();
 }
 

@@ -28,8 +28,15 @@ class Listener : public ControlStream::Handler {
 
  private:
   struct Door;
+  struct Greeting {
+    std::shared_ptr<ControlStream> stream;
+    const Door* door;
+    Time since;
+  };
 
   void accept_on_loop(Door& door);
+  bool make_room_on_loop(const Door& door);
+  void pause_on_loop(Door& door, double seconds);
   void on_up(ControlStream& stream) override;
   void on_frame(ControlStream& stream, Frame& frame) override;
   void on_closed(ControlStream& stream, const Status& status) override;
@@ -40,7 +47,7 @@ class Listener : public ControlStream::Handler {
   Arrived arrived_;
   std::unique_ptr<DataDoor> data_door_;
   std::vector<std::unique_ptr<Door>> doors_;
-  std::unordered_map<ControlStream*, std::shared_ptr<ControlStream>> greeting_;
+  std::unordered_map<ControlStream*, Greeting> greeting_;
   std::string unix_name_;
   HostPort control_at_, data_at_;
 };

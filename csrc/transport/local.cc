@@ -90,8 +90,11 @@ class LocalLink final : public Link, public std::enable_shared_from_this<LocalLi
   void map_on_loop(const OpRef& op) override {
     Status status;
     try {
-      const RegionRef region = host_.regions().find(op->remote->name, MR_READ);
-      if (region->shared)
+      const RemoteRegion& remote = *op->remote;
+      const RegionRef region = host_.regions().find(remote.name, remote.access);
+      if (region->size != remote.size || region->shared_offset != remote.shared_offset)
+        status = fail(MR_ACCESS_DENIED, "the handle's range is not the region's");
+      else if (region->shared)
         op->mapping = std::shared_ptr<Mapping>(region->shared, &region->shared->mapping);
       else
         status = Status{kUnavailable, 0, "local: it is not memory from shared_alloc"};

@@ -62,6 +62,7 @@ Node::Node(Options options, std::vector<LaneType> lanes)
   self_.lanes = join(options_.lanes);
   self_.bulk_tls = options_.raw.bulk_tls != 0;
   self_.message_window = options_.raw.message_window_bytes;
+  self_.max_frame = options_.raw.max_frame_bytes;
   self_.pid = pid_;
   listener_ = std::make_unique<Listener>(*loop_, options_, self_);
   HostPort control = listener_->control_at(), data = listener_->data_at();
@@ -99,25 +100,47 @@ void Node::close() {
   if (!is_this_process(pid_) || closed_.exchange(true)) return;
   const Status why = fail(MR_CANCELLED, "the engine was closed");
   const Time deadline = after(options_.raw.drop_timeout);
-  for (const auto& region : regions_.end_all())
+  const auto ended = regions_.end_all();
+  for (const auto& region : ended)
     while (anyone_in(region->id) && Clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  std::promise<void> closed;
-  loop_->run([&] {
+  // Our threads leave the peers' memory before the goodbye tells the peers that nobody is in it.
+  run_and_wait([&] {
     listener_->close_on_loop();
-    for (const auto& peer : all_peers()) peer->close_on_loop(why);
-    closed.set_value();
+    for (const auto& peer : all_peers()) peer->stop_all_on_loop(MR_CANCELLED);
   });
-  closed.get_future().wait();
+  for (const Time end = after(kCloseTimeout); ops_in_flight_.load() != 0 && Clock::now() < end;)
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  run_and_wait([&] {
+    for (const auto& peer : all_peers()) peer->close_on_loop(why);
+  });
   {
     std::lock_guard guard(inbox_lock_);
     inbox_filled_.notify_all();
   }
-  for (const Time end = after(kCloseTimeout); ops_in_flight_.load() != 0 && Clock::now() < end; loop_->barrier())
-    std::this_thread::yield();
+  for (const auto& region : ended) regions_.release(region);
   loop_->barrier();
   loop_->stop();
   sessions_.clear();
   regions_.close();
+}
+
+void Node::run_and_wait(const Task& task) {
+  std::promise<void> ran;
+  loop_->run([&] {
+    task();
+    ran.set_value();
+  });
+  ran.get_future().wait();
+}
+
+// Counted before the look: either close sees the operation, or it is refused here.
+void Node::begin_op() {
+  const uint64_t before = ops_in_flight_.fetch_add(1);
+  if (!closed_.load() && before < options_.raw.max_pending_ops) return;
+  ops_in_flight_.fetch_sub(1);
+  check_usable();
+  throw Error(MR_RESOURCE_EXHAUSTED,
+              std::to_string(options_.raw.max_pending_ops) + " operations are in flight (option max_pending_ops)");
 }
 
 std::vector<std::shared_ptr<Peer>> Node::all_peers() {
@@ -144,6 +167,8 @@ void Node::forget_ended_locked() {
 void Node::arrived_on_loop(std::shared_ptr<ControlStream> stream) {
   try {
     const Address address = Address::parse(stream->info().address);
+    if (address.incarnation == self_.incarnation)
+      throw Error(MR_PROTOCOL, "this address is of this very engine; use its own address()");
     if (address.incarnation != stream->info().incarnation)
       throw Error(MR_PROTOCOL, "a hello whose address is of another process");
     peer_of(address)->adopt_on_loop(stream);
@@ -162,11 +187,7 @@ void Node::session_on_loop(uint64_t session_id, const std::shared_ptr<Peer>& pee
 
 void Node::submit(const std::shared_ptr<Peer>& peer, const OpRef& op) {
   check_usable();
-  if (ops_in_flight_.fetch_add(1) >= options_.raw.max_pending_ops) {
-    ops_in_flight_.fetch_sub(1);
-    throw Error(MR_RESOURCE_EXHAUSTED,
-                std::to_string(options_.raw.max_pending_ops) + " operations are in flight (option max_pending_ops)");
-  }
+  begin_op();
   op->loop = loop_;
   op->peer = peer;
   peer->submit(op);
@@ -180,8 +201,8 @@ OpRef Node::drop(const RegionRef& region) {
   op->peer_name = options_.name + " (region " + std::to_string(region->id) + ")";
   op->loop = loop_;
   op->submitted = Clock::now();
+  begin_op();
   regions_.end_access(region->id);
-  ops_in_flight_.fetch_add(1);
   loop_->run([this, region, op] {
     await_quiet_on_loop(region, after(options_.raw.drop_timeout), [this, op](Status status) {
       op->finish(std::move(status));
@@ -256,11 +277,11 @@ void Node::deliver_on_loop(Peer& from, ByteView data) {
     handling_from_ = &from;
     handler_(handler_context_, from.info().address.c_str(), data.data(), data.size());
     handling_from_ = nullptr;
-    return from.give_credit_on_loop(data.size());
+    return from.give_credit_on_loop(data.size(), from.connection());
   }
   from.count_message_on_loop(data.size());
-  auto message =
-      std::make_unique<Message>(Message{from.shared_from_this(), from.info().address, Bytes(data.begin(), data.end())});
+  auto message = std::make_unique<Message>(
+      Message{from.shared_from_this(), from.connection(), from.info().address, Bytes(data.begin(), data.end())});
   std::lock_guard guard(inbox_lock_);
   inbox_.push_back(std::move(message));
   inbox_filled_.notify_one();
@@ -280,7 +301,10 @@ std::unique_ptr<Message> Node::next_message(double timeout) {
 }
 
 void Node::message_read(const Message& message) {
-  if (!closed_) loop_->run([peer = message.from, bytes = message.data.size()] { peer->give_credit_on_loop(bytes); });
+  if (!closed_)
+    loop_->run([peer = message.from, connection = message.connection, bytes = message.data.size()] {
+      peer->give_credit_on_loop(bytes, connection);
+    });
 }
 
 void Node::set_message_handler(mr_message_handler handler, void* context) {

@@ -15,7 +15,8 @@ namespace mr {
 
 struct Message {
   std::shared_ptr<Peer> from;
-  std::string sender;  // address
+  uint64_t connection;  // of that peer: credit is due to this one only
+  std::string sender;   // address
   Bytes data;
 };
 
@@ -37,7 +38,7 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
   std::map<std::string, uint64_t> counts();
 
   std::shared_ptr<Peer> peer_of(const Address& address);
-  void submit(const std::shared_ptr<Peer>& peer, const OpRef& op);
+  void submit(const std::shared_ptr<Peer>& peer, const OpRef& op) override;
   // Drops a region of ours; the operation is done when nobody is in it any more.
   OpRef drop(const RegionRef& region);
   void shared_free(void* address);
@@ -67,6 +68,8 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
  private:
   Node(Options options, std::vector<LaneType> lanes);
   void start();
+  void run_and_wait(const Task& task);
+  void begin_op();
   void arrived_on_loop(std::shared_ptr<ControlStream> stream);
   void await_quiet_on_loop(const RegionRef& region, Time deadline, std::function<void(Status)> done);
   bool anyone_in(uint64_t region_id);

@@ -8,12 +8,7 @@
 #include <cmath>
 
 namespace mr {
-namespace {
-
-// How long a waiter handles events itself before it sleeps: about what a sleep and a wake-up cost.
-constexpr auto kSpin = std::chrono::microseconds(50);
-
-}  // namespace
+namespace {}  // namespace
 
 const char* verb_name(Verb verb) {
   switch (verb) {
@@ -77,7 +72,7 @@ std::string mr_op::describe() const {
 
 bool mr_op::finish(Status status) {
   std::unique_lock guard(lock_);
-  if (state_.load(std::memory_order_relaxed) == kDone) return false;
+  if (done()) return false;
   if (!status.ok() && status.text.find(verb_name(verb)) != 0) status.text = describe() + ": " + status.text;
   status_ = std::move(status);
   finished_ = Clock::now();
@@ -85,16 +80,17 @@ bool mr_op::finish(Status status) {
   lane_state.reset();
   const auto helped = std::move(helper_);
   const auto queue = std::move(completions_);
-  const bool waited = state_.exchange(kDone, std::memory_order_acq_rel) == kWaited;
+  const uint32_t before = state_.exchange(kDone);
   guard.unlock();
-  if (waited) ::syscall(SYS_futex, &state_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+  if ((before & kLed) != 0) loop->nudge();
+  if ((before & kWaited) != 0) ::syscall(SYS_futex, &state_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
   if (queue != nullptr) queue->push(tag_);
   return true;
 }
 
 void mr_op::set_helper(std::shared_ptr<OpHelper> helper) {
   std::lock_guard guard(lock_);
-  if (state_.load(std::memory_order_relaxed) != kDone) helper_ = std::move(helper);
+  if (!done()) helper_ = std::move(helper);
 }
 
 std::shared_ptr<OpHelper> mr_op::helper() {
@@ -102,39 +98,48 @@ std::shared_ptr<OpHelper> mr_op::helper() {
   return helper_;
 }
 
+void mr_op::wind_up() {
+  if (const auto work = helper()) work->help(Time::min());
+}
+
 bool mr_op::wait(double timeout) {
   if (done()) return true;
   if (timeout == 0) return false;
-  const Time start = Clock::now();
   const bool endless = timeout < 0 || timeout > 1e9;
-  const Time until = endless
-                         ? Time::max()
-                         : start + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
-  for (Time now = start; now < start + kSpin && now < until; now = Clock::now()) {
-    if (const auto work = helper()) work->help(until);
-    if (loop != nullptr) loop->progress();
-    if (done()) return true;
-  }
-  while (!done()) {
-    uint32_t expected = kPending;
-    state_.compare_exchange_strong(expected, kWaited);
-    timespec left{}, *limit = nullptr;
-    if (!endless) {
-      const auto ns = std::chrono::nanoseconds(until - Clock::now()).count();
-      if (ns <= 0) return done();
-      left = {static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
-      limit = &left;
+  const Time until = endless ? Time::max() : after(timeout);
+  while (!done() && Clock::now() < until) {
+    if (const auto work = helper()) {
+      work->help(until);
+      if (!done()) sleep_until(until);
+      continue;
     }
-    ::syscall(SYS_futex, &state_, FUTEX_WAIT_PRIVATE, kWaited, limit, nullptr, 0);
+    const auto go_back = [](const void* op) {
+      auto* self = static_cast<mr_op*>(const_cast<void*>(op));
+      return self->done() || self->helper() != nullptr;
+    };
+    if (loop != nullptr) state_.fetch_or(kLed);
+    if (loop == nullptr || !loop->lead(until, go_back, this)) sleep_until(until);
   }
-  return true;
+  return done();
+}
+
+void mr_op::sleep_until(Time until) {
+  const uint32_t seen = state_.fetch_or(kWaited) | kWaited;
+  if ((seen & kDone) != 0) return;
+  timespec left{}, *limit = nullptr;
+  if (until != Time::max()) {
+    const auto ns = std::max<int64_t>(0, std::chrono::nanoseconds(until - Clock::now()).count());
+    left = {static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
+    limit = &left;
+  }
+  ::syscall(SYS_futex, &state_, FUTEX_WAIT_PRIVATE, seen, limit, nullptr, 0);
 }
 
 bool mr_op::attach(std::shared_ptr<mr_completions> queue, uint64_t tag) {
   {
     std::lock_guard guard(lock_);
     if (completions_ != nullptr) return false;
-    if (state_.load(std::memory_order_relaxed) != kDone) {
+    if (!done()) {
       completions_ = std::move(queue);
       tag_ = tag;
       return true;

@@ -18,6 +18,7 @@ class Link;
 
 enum class Verb : uint8_t { read, write, fetch_add, compare_and_swap, drop, map, connect, watch, lookup };
 const char* verb_name(Verb verb);
+inline bool is_atomic(Verb verb) { return verb == Verb::fetch_add || verb == Verb::compare_and_swap; }
 
 // Work of an operation that a thread which waits for it may take part in.
 class OpHelper {
@@ -86,7 +87,9 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
   // Exactly once; later calls return false and change nothing.
   bool finish(mr::Status status);
   void set_helper(std::shared_ptr<mr::OpHelper> helper);  // kept until the operation is done
-  bool done() const { return state_.load(std::memory_order_acquire) == kDone; }
+  // It is being stopped: a job of it that no thread has begun yet ends now, not when its turn comes.
+  void wind_up();
+  bool done() const { return (state_.load(std::memory_order_acquire) & kDone) != 0; }
   bool wait(double timeout);                            // negative: for ever
   const mr::Status& status() const { return status_; }  // of a done operation
   double seconds() const { return std::chrono::duration<double>(finished_ - submitted).count(); }
@@ -96,8 +99,11 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
   std::shared_ptr<mr_op> held;
 
  private:
-  static constexpr uint32_t kPending = 0, kWaited = 1, kDone = 2;
-  std::atomic<uint32_t> state_{kPending};
+  // Bits: a thread sleeps for it, a thread leads the loop for it, it is done.
+  static constexpr uint32_t kWaited = 1, kLed = 2, kDone = 4;
+  void sleep_until(mr::Time until);
+
+  std::atomic<uint32_t> state_{0};
   std::shared_ptr<mr::OpHelper> helper();
   std::mutex lock_;
   std::shared_ptr<mr::OpHelper> helper_;

@@ -22,7 +22,6 @@ Status stopped(int kind, const Op& op) {
 }
 
 bool moves_bytes(Verb verb) { return verb == Verb::read || verb == Verb::write; }
-bool is_atomic(Verb verb) { return verb == Verb::fetch_add || verb == Verb::compare_and_swap; }
 
 Bytes encode_reply(const Reply& reply) {
   Writer out;
@@ -39,6 +38,7 @@ Reply decode_reply(Frame& frame) {
     throw Error(MR_PROTOCOL, "a reply of unknown kind " + std::to_string(reply.status.kind));
   reply.status.sys_errno = in.get<int32_t>();
   reply.status.text = in.text(kMaxText);
+  reply.from_peer = true;
   const ByteView rest = in.rest();
   reply.payload.assign(rest.begin(), rest.end());
   if (!frame.fds.empty()) reply.fd = std::move(frame.fds.front());
@@ -129,6 +129,7 @@ void Peer::on_done(const OpRef& op, Status status) {
 void Peer::admit_on_loop(const OpRef& op) {
   op->admitted = true;
   pending_.insert(op);
+  num_watches_ += op->verb == Verb::watch;
   resting_ = false;
   if (state_ == State::closed) return finish_on_loop(op, fail(MR_CONFIG, "the engine is closed"));
   if (op->stopping()) return finish_on_loop(op, stopped(op->stop_kind, *op));
@@ -202,7 +203,7 @@ void Peer::request_op_on_loop(const OpRef& op, uint16_t type, Bytes payload) {
     op->request_id = 0;
     op->lane = state_ == State::self ? "local" : "control";
     if (is_atomic(op->verb) && reply.status.ok()) op->value = Reader(reply.payload).get<uint64_t>();
-    if (reply.status.kind != MR_PEER_LOST) op->remote_state = reply.status.ok() ? MR_WRITTEN : MR_NOT_WRITTEN;
+    if (reply.from_peer) op->remote_state = reply.status.ok() ? MR_WRITTEN : MR_NOT_WRITTEN;
     op->reply = std::move(reply.payload);
     finish_on_loop(op, std::move(reply.status));
   });
@@ -235,6 +236,7 @@ void Peer::finish_on_loop(const OpRef& op, Status status) {
   if (op->has_timer) loop().cancel_on_loop(op->timer);
   op->has_timer = false;
   if (pending_.erase(op) == 0) return;
+  num_watches_ -= op->verb == Verb::watch;
   if (!status.ok()) count("ops_failed", 1);
   op->finish(std::move(status));
   home_.op_ended();
@@ -253,7 +255,10 @@ void Peer::stop_on_loop(const OpRef& op, int kind) {
   int none = 0;
   op->stop_kind.compare_exchange_strong(none, kind);
   if (pending_.count(op) == 0) return;  // done, or not here yet: admit_on_loop will see it
-  if (op->link) return op->link->stop_on_loop(op);
+  if (const auto link = op->link) {
+    link->stop_on_loop(op);
+    return op->wind_up();
+  }
   if (op->request_id != 0) requests_.erase(std::exchange(op->request_id, 0));
   std::erase(waiting_, op);
   finish_on_loop(op, stopped(op->stop_kind, *op));
@@ -291,6 +296,7 @@ void Peer::up_on_loop(std::shared_ptr<ControlStream> stream) {
   home_.session_on_loop(stream->session_id(), shared_from_this(), true);
   if (state_ == State::up) return;
   state_ = State::up;
+  ++connection_;
   resting_ = false;
   info_ = stream->info();
   last_heard_ = Clock::now();
@@ -298,6 +304,7 @@ void Peer::up_on_loop(std::shared_ptr<ControlStream> stream) {
   {
     std::lock_guard guard(window_lock_);
     window_ = info_.message_window;
+    max_frame_ = info_.max_frame;
     window_used_ = 0;
     window_up_ = true;
   }
@@ -338,6 +345,10 @@ void Peer::lost_on_loop(const Status& why) {
   const auto self = shared_from_this();
   if (state_ == State::idle) return;
   if (state_ != State::closed) state_ = State::idle;
+  if (auto dialer = std::exchange(dialer_, nullptr)) {
+    dialer->stop_on_loop(why);
+    loop().post([dialer] {});  // it may be on this stack
+  }
   process_.reset();
   for (const auto& stream : std::exchange(streams_, {})) {
     home_.session_on_loop(stream->session_id(), self, false);
@@ -351,6 +362,8 @@ void Peer::lost_on_loop(const Status& why) {
   const auto gone = links();
   set_links_on_loop({});
   for (const auto& lane : *gone) lane.link->close_on_loop(why);
+  for (const auto& op : std::vector<OpRef>(pending_.begin(), pending_.end()))
+    if (op->link) op->wind_up();
   // Links may be on this stack, and other threads inside them, until their operations have ended.
   loop().post([gone] {});
   for (auto& [id, on_reply] : std::exchange(requests_, {})) on_reply({why, {}, {}});
@@ -360,18 +373,22 @@ void Peer::lost_on_loop(const Status& why) {
   rest_on_loop();
 }
 
+void Peer::stop_all_on_loop(int kind) {
+  for (const auto& op : std::vector<OpRef>(pending_.begin(), pending_.end())) stop_on_loop(op, kind);
+}
+
 void Peer::close_on_loop(const Status& why) {
   const auto self = shared_from_this();
   const bool was_idle = state_ == State::idle;
   state_ = State::closed;
-  if (auto dialer = std::exchange(dialer_, nullptr)) dialer->stop_on_loop(why);
   if (!was_idle) lost_on_loop(why);
 }
 
 // Only while something is pending here: an idle pair of processes costs nothing.
 void Peer::beat_on_loop() {
   if (state_ != State::up) return;
-  if (process_ && !std::exchange(probing_, true)) probe_on_loop();
+  // A watch alone is content with the end of the stream, the pidfd and the heartbeat.
+  if (process_ && pending_.size() > num_watches_ && !std::exchange(probing_, true)) probe_on_loop();
   if (std::exchange(beating_, true)) return;
   last_heard_ = Clock::now();
   next_beat_ = after(options().raw.heartbeat_interval);
@@ -408,7 +425,7 @@ void Peer::probe_on_loop() {
   loop().at_on_loop(after(kProbeInterval), [weak = weak_from_this()] {
     const auto self = weak.lock();
     if (!self) return;
-    self->probing_ = self->state_ == State::up && self->process_ && !self->pending_.empty();
+    self->probing_ = self->state_ == State::up && self->process_ && self->pending_.size() > self->num_watches_;
     if (!self->probing_) return;
     if (!self->process_->has_memory()) return self->lost_on_loop(self->process_ended());
     self->probe_on_loop();
@@ -445,6 +462,7 @@ uint64_t Peer::send_request_on_loop(uint16_t type, const Bytes& payload, std::fu
   };
   if (state_ == State::self) {
     serve_request_on_loop(type, payload, {}, [this, settle](Reply reply) {
+      reply.from_peer = true;
       loop().post([settle, reply = std::make_shared<Reply>(std::move(reply))] { settle(std::move(*reply)); });
     });
   } else if (state_ == State::up) {
@@ -585,21 +603,38 @@ Status Peer::send_message(ByteView data, double timeout) {
   const Time deadline = timeout < 0 ? Time::max() : after(std::min(timeout, 1e9));
   std::unique_lock guard(window_lock_);
   if (!window_up_) return fail(MR_PEER_LOST, "not connected");
+  if (data.size() > max_frame_)
+    return fail(MR_RESOURCE_EXHAUSTED, "a message of " + std::to_string(data.size()) +
+                                           " bytes is over the peer's limit of " + std::to_string(max_frame_) +
+                                           " (its option max_frame_bytes)");
   if (data.size() > window_ / 2)
     return fail(MR_RESOURCE_EXHAUSTED, "a message of " + std::to_string(data.size()) +
                                            " bytes is over half of the peer's window of " + std::to_string(window_) +
                                            " (option message_window_bytes)");
   // One at a time, so that messages of two threads keep the order in which they took their place.
-  while (window_up_ && (handing_over_ || window_used_ + data.size() > window_)) {
-    if (deadline == Time::max())
+  const auto must_wait = [&] { return window_up_ && (handing_over_ || window_used_ + data.size() > window_); };
+  OpRef watch;  // while we wait: a peer that has stopped reads no messages either
+  for (bool in_time = true; in_time && must_wait();) {
+    if (!watch) {
+      guard.unlock();
+      watch = watch_while_waiting();
+      guard.lock();
+    } else if (deadline == Time::max()) {
       window_opened_.wait(guard);
-    else if (window_opened_.wait_until(guard, deadline) == std::cv_status::timeout)
-      return fail(MR_TRANSFER_TIMEOUT, "the peer reads no messages and its window is full");
+    } else {
+      in_time = window_opened_.wait_until(guard, deadline) == std::cv_status::no_timeout;
+    }
   }
-  if (!window_up_) return fail(MR_PEER_LOST, "the peer was lost");
-  window_used_ += data.size();
-  handing_over_ = true;
+  Status outcome;
+  if (!window_up_) outcome = fail(MR_PEER_LOST, "the peer was lost");
+  if (must_wait()) outcome = fail(MR_TRANSFER_TIMEOUT, "the peer reads no messages and its window is full");
+  if (outcome.ok()) {
+    window_used_ += data.size();
+    handing_over_ = true;
+  }
   guard.unlock();  // the loop takes it, and may run in this thread now
+  if (watch) stop(watch, MR_CANCELLED);
+  if (!outcome.ok()) return outcome;
   loop().run([self = shared_from_this(), bytes = Bytes(data.begin(), data.end())]() mutable {
     self->send_on_loop(kMessage, std::move(bytes), nullptr);
   });
@@ -609,8 +644,23 @@ Status Peer::send_message(ByteView data, double timeout) {
   return {};
 }
 
+OpRef Peer::watch_while_waiting() {
+  auto watch = std::make_shared<Op>();
+  watch->verb = Verb::watch;
+  watch->submitted = Clock::now();
+  watch->peer_name = address_.name;
+  home_.submit(shared_from_this(), watch);
+  return watch;
+}
+
 Status Peer::reply_message_on_loop(ByteView data) {
   if (streams_.empty()) return fail(MR_PEER_LOST, "not connected");
+  {
+    std::lock_guard guard(window_lock_);
+    if (window_used_ + data.size() > window_)
+      return fail(MR_RESOURCE_EXHAUSTED, "the peer reads no messages and its window is full");
+    window_used_ += data.size();
+  }
   streams_.front()->send_on_loop(kMessage, 0, data);
   return {};
 }
@@ -621,7 +671,8 @@ void Peer::count_message_on_loop(uint64_t bytes) {
     throw Error(MR_PROTOCOL, "messages past the window that was granted");
 }
 
-void Peer::give_credit_on_loop(uint64_t bytes) {
+void Peer::give_credit_on_loop(uint64_t bytes, uint64_t connection) {
+  if (connection != connection_) return;
   unread_ -= std::min(bytes, unread_);
   credit_due_ += bytes;
   if (credit_due_ < options().raw.message_window_bytes / 4 || streams_.empty()) return;

@@ -38,6 +38,8 @@ class Home {
   virtual void session_on_loop(uint64_t session_id, const std::shared_ptr<Peer>& peer, bool begin) = 0;
   virtual void count(const char* counter, uint64_t amount) = 0;
   virtual void op_ended() = 0;
+  // Any thread. Counts the operation and hands it to the peer; throws where the engine is closed.
+  virtual void submit(const std::shared_ptr<Peer>& peer, const OpRef& op) = 0;
 
  protected:
   ~Home() = default;
@@ -54,7 +56,8 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
 
   void adopt_on_loop(std::shared_ptr<ControlStream> stream);  // accepted; it is up
   void become_self_on_loop();                                 // this process itself
-  void close_on_loop(const Status& why);                      // ends everything, for good
+  void stop_all_on_loop(int kind);
+  void close_on_loop(const Status& why);  // ends everything, for good
   bool touches(uint64_t region_id);
   bool resting() const { return resting_.load(); }              // not connected, and nothing pending: may be forgotten
   void broadcast_on_loop(uint16_t type, const Bytes& payload);  // to a peer that is up; else nothing
@@ -65,8 +68,9 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   // Messages: any thread. Waits while the peer's window is full.
   Status send_message(ByteView data, double timeout);
   Status reply_message_on_loop(ByteView data);
-  void count_message_on_loop(uint64_t bytes);  // arrived; throws MR_PROTOCOL past the window
-  void give_credit_on_loop(uint64_t bytes);    // read
+  void count_message_on_loop(uint64_t bytes);                     // arrived; throws MR_PROTOCOL past the window
+  void give_credit_on_loop(uint64_t bytes, uint64_t connection);  // read
+  uint64_t connection() const { return connection_; }             // on the loop: how often it was up
 
   // LinkHost
   Loop& loop() override { return home_.loop(); }
@@ -109,6 +113,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   void beat_on_loop();
   void probe_on_loop();
   Status process_ended() const;
+  OpRef watch_while_waiting();
   void watch_process_on_loop();
   void on_up(ControlStream& stream) override;
   void on_frame(ControlStream& stream, Frame& frame) override;
@@ -133,7 +138,8 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   std::vector<std::shared_ptr<ControlStream>> streams_;  // the first carries what we begin
   std::unordered_set<OpRef> pending_;
   std::vector<OpRef> waiting_;  // for the connection
-  uint64_t next_request_ = 1;
+  size_t num_watches_ = 0;      // of the pending ones
+  uint64_t next_request_ = 1, connection_ = 0;
   std::unordered_map<uint64_t, std::function<void(Reply)>> requests_;
   Time last_heard_{}, next_beat_{};
   bool beating_ = false, probing_ = false;
@@ -146,7 +152,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   // Message window towards the peer.
   std::mutex window_lock_;
   std::condition_variable window_opened_;
-  uint64_t window_ = 0, window_used_ = 0;
+  uint64_t window_ = 0, window_used_ = 0, max_frame_ = 0;
   bool window_up_ = false, handing_over_ = false;
   uint64_t unread_ = 0, credit_due_ = 0;
 };

@@ -70,6 +70,7 @@ class ShmLink final : public Link, public std::enable_shared_from_this<ShmLink> 
   void ask_on_loop(ShmMappings::Key key);
   void mapped_on_loop(ShmMappings::Key key, Reply reply);
   void not_mapped_on_loop(const OpRef& op, const Status& why);
+  Status admit(const RemoteRegion& remote, uint32_t right, const ShmMappings::Mapped& mapped) const;
   void copy_on_loop(const OpRef& op, ShmMappings::Mapped mapped);
   void serve_map_on_loop(Reader& in, Reply& reply);
 
@@ -121,13 +122,8 @@ class ShmTransfer final : public Transfer {
   const char* counter() const override { return right() == MR_READ ? "shm_read_bytes" : "shm_write_bytes"; }
 
   Status admit() override {
-    if (Status status = link_.board_->admit(remote(), right()); !status.ok()) return status;
-    if (mapped_.mapping) {
-      const uint64_t offset = remote().base - mapped_.owner_address, whole = mapped_.mapping->size();
-      if (offset != remote().shared_offset || offset > whole || remote().size > whole - offset)
-        return fail(MR_ACCESS_DENIED, "the handle's range is not the region's");
-    }
-    return check_bounds(remote().size);
+    Status status = link_.admit(remote(), right(), mapped_);
+    return status.ok() ? check_bounds(remote().size) : status;
   }
 
   bool live() const override { return link_.board_->live(remote()); }
@@ -296,8 +292,18 @@ void ShmLink::go_on_loop(const OpRef& op) {
     copy_on_loop(op, {});
 }
 
+// Does the owner's board grant the right, and is the handle's range what the region is?
+Status ShmLink::admit(const RemoteRegion& remote, uint32_t right, const ShmMappings::Mapped& mapped) const {
+  if (Status status = board_->admit(remote, right); !status.ok() || !mapped.mapping) return status;
+  const uint64_t offset = remote.base - mapped.owner_address, whole = mapped.mapping->size();
+  if (offset != remote.shared_offset || offset > whole || remote.size > whole - offset)
+    return fail(MR_ACCESS_DENIED, "the handle's range is not the region's");
+  return {};
+}
+
 void ShmLink::copy_on_loop(const OpRef& op, ShmMappings::Mapped mapped) {
   if (op->verb == Verb::map) {
+    if (Status status = admit(*op->remote, op->remote->access, mapped); !status.ok()) return host_.on_done(op, status);
     op->mapping = std::move(mapped.mapping);
     op->lane = "shm-mapped";
     return host_.on_done(op, {});

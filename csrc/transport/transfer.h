@@ -72,7 +72,6 @@ class Transfer : public CopyJob {
   std::atomic<bool> changed_{false};
 };
 
-inline bool is_atomic(Verb verb) { return verb == Verb::fetch_add || verb == Verb::compare_and_swap; }
 // Most bytes for one chunk of a strided read or write: what is copied run by run takes longer.
 uint64_t max_chunk(const Op& op);
 // A read or write small enough for the caller's thread: `limit` bytes, and not too many runs.
