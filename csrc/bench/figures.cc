@@ -1,6 +1,7 @@
 #include "figures.h"
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <utility>
 
@@ -95,8 +96,14 @@ class BothWays {
 class TransferFigure {
  public:
   TransferFigure(Session& session, Lane lane, Figure figure, const TransferPlan& plan, const Options& options,
-                 const std::vector<RemoteMemory>& memory)
-      : lane_(lane), figure_(figure), plan_(plan), options_(options), memory_(memory), transfers_(remotes(), plan) {
+                 const std::vector<RemoteMemory>& memory, const Answer& raw_target)
+      : lane_(lane),
+        figure_(figure),
+        plan_(plan),
+        options_(options),
+        memory_(memory),
+        raw_target_(raw_target),
+        transfers_(remotes(), plan) {
     first_ = transfers_.probe();
     if (plan.op != Op::kFetchAdd && std::string(name_of(lane)) != first_.lane)  // atomics choose their own way
       throw Failure(std::string("asked for the lane ") + name_of(lane) + " but the engine took '" + first_.lane + "' " +
@@ -116,9 +123,9 @@ class TransferFigure {
       const char* how = figure_ == Figure::kLatency ? " single, one after another" : " single, all in flight";
       contenders.push_back(contender(std::to_string(plan_.strided.pieces) + how, *singles_, nullptr));
     } else if (options_.baseline && figure_ == Figure::kLatency) {
-      add_latency_baselines(contenders, lane_, plan_, memory_[0].where(), raw);
+      add_latency_baselines(contenders, lane_, plan_, raw_target_, raw);
     } else if (options_.baseline && !both_) {
-      add_bandwidth_baselines(contenders, lane_, plan_, memory_[0].where(), options_, raw);
+      add_bandwidth_baselines(contenders, lane_, plan_, raw_target_, options_, raw);
     }
     take_turns(contenders, options_.rounds, turn_of(options_));
     if (options_.verify && plan_.op == Op::kRead) verify_read(transfers_, plan_);
@@ -158,6 +165,7 @@ class TransferFigure {
   const TransferPlan plan_;
   const Options& options_;
   const std::vector<RemoteMemory>& memory_;
+  const Answer raw_target_;
   Transfers transfers_;
   mr_result first_{};
   std::unique_ptr<BothWays> both_;
@@ -171,11 +179,14 @@ std::vector<Row> measure_transfers(Session& session, Lane lane, Op op, uint64_t 
   TransferPlan plan = plan_of(lane, op, size, options);
   std::vector<RemoteMemory> memory;
   for (size_t owner = 0; owner < session.owners(); ++owner) memory.emplace_back(session, owner, allocation(lane, plan));
+  // Raw writes have a target of their own, so that the engine's can be verified.
+  std::optional<RemoteMemory> raw_target;
+  if (options.baseline && lane == Lane::kProcessVm) raw_target.emplace(session, 0, allocation(lane, plan));
   uint64_t operations = 0;
   std::vector<Row> rows;
   for (Figure figure : options.figures) {
     plan.depth = figure == Figure::kLatency ? 1 : options.depth;
-    TransferFigure transfer(session, lane, figure, plan, options, memory);
+    TransferFigure transfer(session, lane, figure, plan, options, memory, raw_target ? raw_target->where() : Answer{});
     rows.push_back(transfer.measure(raw));
     operations += transfer.operations();
   }
@@ -184,6 +195,7 @@ std::vector<Row> measure_transfers(Session& session, Lane lane, Op op, uint64_t 
     if (options.verify && op == Op::kWrite) verify_write(session, owner, memory[owner], plan);
     memory[owner].release();
   }
+  if (raw_target) raw_target->release();
   return rows;
 }
 

@@ -1,7 +1,5 @@
 #include "options.h"
 
-#include <unistd.h>
-
 #include <cctype>
 #include <charconv>
 #include <cmath>
@@ -10,6 +8,7 @@
 
 #include "failure.h"
 #include "placement.h"
+#include "usage.h"
 
 namespace mr::bench {
 namespace {
@@ -160,7 +159,7 @@ const std::vector<Flag>& flags() {
       {"--bidirectional", nullptr, "bandwidth with the peers doing the same towards this process",
        [](Options& o, S) { o.bidirectional = true; }},
       {"--peers", "N", "serving processes with --local [1]",
-       [](Options& o, S v) { o.peers = small("--peers", v, 1024); }},
+       [](Options& o, S v) { o.peers = small("--peers", v, 256); }},
       {"--depth", "N", "operations in flight per peer, for bandwidth [1]",
        [](Options& o, S v) { o.depth = small("--depth", v, 65536); }},
       {"--iters", "N", "operations per figure, instead of --seconds",
@@ -220,11 +219,12 @@ void check_together(Options& options) {
   if (options.memory && (options.has(Op::kFetchAdd) || options.has(Op::kMessage)))
     throw UsageError("--memory goes with --op read and write");
   if (options.sizes.empty()) options.sizes = {8, 4096, 1 << 20, 64 << 20};
-  uint64_t physical = static_cast<uint64_t>(sysconf(_SC_PHYS_PAGES)) * static_cast<uint64_t>(sysconf(_SC_PAGESIZE));
+  uint64_t peers = std::max<uint64_t>(options.peers, options.connect.size());
+  uint64_t buffers = peers * (options.depth + 1) + (options.baseline ? 7 : 0);  // of one figure at a time
   for (uint64_t size : options.sizes)
-    if (!options.memory && size > physical / 2 / options.peers / options.depth)
-      throw UsageError("--sizes " + size_text(size) + " with --depth " + std::to_string(options.depth) + " and " +
-                       std::to_string(options.peers) + " peers needs more than half of this host's memory");
+    if (!options.memory && size > available_memory() / 4 * 3 / buffers)
+      throw UsageError("--sizes " + size_text(size) + " needs " + std::to_string(buffers) +
+                       " buffers of that size, more than 3/4 of the available memory");
 }
 
 }  // namespace

@@ -39,6 +39,7 @@ Exposed::~Exposed() {
     mr_op_wait(op, kOperationTimeout);
     mr_op_release(op);
   }
+  mr_region_close(region_);
   if (kind_ == Memory::kShared) mr_shared_free(engine_, data_, &error);
 }
 
