@@ -240,7 +240,9 @@ void Loop::dispatch_on_loop(const epoll_event* events, int count) {
       auto found = watches_.find(fd);
       if (!same(found)) continue;
       Watcher* const watcher = found->second.watcher;
+      drained_fd_ = -1;
       guarded(name_, [&] { watcher->on_event(events[i].events); });
+      if (drained_fd_ == fd) continue;
       if (found = watches_.find(fd); same(found)) rearm_on_loop(fd, found->second);
     }
   }

@@ -74,6 +74,8 @@ class Loop {
   void watch_on_loop(int fd, uint32_t events, Watcher* watcher);
   void change_on_loop(int fd, uint32_t events);
   void unwatch_on_loop(int fd);
+  // Inside on_event, saves a system call: all that made `fd` ready was taken (EAGAIN, or a short read).
+  void drained_on_loop(int fd) { drained_fd_ = fd; }
   TimerId at_on_loop(Time when, Task task);
   void cancel_on_loop(const TimerId& id);  // unknown ids are ignored: the timer may have fired
 
@@ -111,6 +113,7 @@ class Loop {
   std::vector<Task> round_;                 // on the loop: those being run, kept for its memory
   std::unordered_map<int, Watch> watches_;  // by descriptor
   std::map<TimerId, Task> timers_;
+  int drained_fd_ = -1;
   Time armed_ = Time::max();
   uint64_t next_token_ = 2, next_timer_ = 1;
   bool stopped_ = false;  // on the loop

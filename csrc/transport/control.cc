@@ -124,7 +124,10 @@ void ControlStream::on_event(uint32_t events) {
   if ((events & EPOLLOUT) != 0) flush_on_loop();
   for (int i = 0; state_ != State::closed && i < kReadsPerEvent; ++i) {
     if (queued_bytes_ > kMaxQueuedBytes) return want_on_loop();
-    if (!read_on_loop()) return;
+    if (!read_on_loop()) {
+      if (state_ != State::closed) loop_.drained_on_loop(stream_.fd());
+      return;
+    }
   }
   // Level-triggered epoll comes back by itself, but not for what TLS has read already.
   come_back_on_loop();
@@ -146,9 +149,11 @@ bool ControlStream::read_on_loop() {
     in_begin_ = 0;
   }
   const iovec part{in_.data() + in_end_, in_.size() - in_end_};
+  const size_t fds_before = fds_.size();
   // The proof and the first frames with descriptors may arrive together.
   const bool may_bring_fds = info_.over_unix && (state_ == State::proof || state_ == State::up);
   const auto io = stream_.read(&part, 1, may_bring_fds ? &fds_ : nullptr);
+  const bool took_fds = fds_.size() != fds_before;
   in_end_ += io.bytes;
   if (io.bytes > 0) parse_on_loop();
   if (state_ == State::closed) return false;
@@ -156,7 +161,8 @@ bool ControlStream::read_on_loop() {
     close_on_loop(io.status, false);
     return false;
   }
-  return io.bytes > 0;
+  // A short read of a socket has emptied it, but for one that ends where descriptors were attached.
+  return io.bytes == part.iov_len || (io.bytes > 0 && (stream_.is_tls() || took_fds));
 }
 
 void ControlStream::parse_on_loop() {

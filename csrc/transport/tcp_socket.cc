@@ -62,6 +62,7 @@ void Socket::on_event(uint32_t events) {
     send_some();
     watch_for();
     come_back();
+    if (std::exchange(dry_, false) && !blocked_) host_.loop().drained_on_loop(stream_.fd());
   } catch (const Error& error) {
     give_up(error.status());
   }
@@ -134,7 +135,8 @@ void Socket::receive() {
 
     const auto io = stream_.read(parts, count);
     if (io.bytes == 0) {
-      if (!io.closed) break;
+      dry_ = !io.closed;
+      if (dry_) break;
       throw Error(MR_PEER_LOST, io.status.ok() ? "the peer closed the data socket" : io.status.text);
     }
     heard = true;
@@ -146,7 +148,8 @@ void Socket::receive() {
     }
     feed(staging_->in.get(), io.bytes - straight);
     budget -= std::min<uint64_t>(budget, io.bytes);
-    if (io.bytes < direct + ahead && !stream_.is_tls()) break;  // the socket is empty, or the loop will say so again
+    dry_ = io.bytes < direct + ahead && !stream_.is_tls();
+    if (dry_) break;  // the socket is empty
   }
   if (heard && open_) host_.heard_on_loop();
 }
