@@ -47,6 +47,9 @@ std::unique_ptr<std::thread> start_without_signals(std::function<void()> body) {
   return thread;
 }
 
+// See rearm_on_loop. The end of a stream is asked for with its bytes, so that it can be told from them.
+uint32_t to_kernel(uint32_t events) { return events | EPOLLET | ((events & EPOLLIN) != 0 ? EPOLLRDHUP : 0u); }
+
 void consume(int fd) {
   uint64_t value;
   // EAGAIN means that another thread was faster, which is as good.
@@ -242,7 +245,9 @@ void Loop::dispatch_on_loop(const epoll_event* events, int count) {
       Watcher* const watcher = found->second.watcher;
       drained_fd_ = -1;
       guarded(name_, [&] { watcher->on_event(events[i].events); });
-      if (drained_fd_ == fd) continue;
+      // An end of the stream that came along with the last bytes makes no edge of its own.
+      const bool ended = (events[i].events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
+      if (drained_fd_ == fd && !ended) continue;
       if (found = watches_.find(fd); same(found)) rearm_on_loop(fd, found->second);
     }
   }
@@ -251,7 +256,7 @@ void Loop::dispatch_on_loop(const epoll_event* events, int count) {
 // Edge-triggered towards the kernel: level-triggered, it would wake a second waiting thread for every event that it
 // hands to a first. Asking anew after each event makes it level-triggered for the watcher.
 void Loop::rearm_on_loop(int fd, const Watch& watch) {
-  epoll_event event{watch.events | EPOLLET, {.u64 = watch.token}};
+  epoll_event event{to_kernel(watch.events), {.u64 = watch.token}};
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_MOD, fd, &event) != 0)
     throw Error(MR_RESOURCE_EXHAUSTED, "can't change the watch of a descriptor", errno);
 }
@@ -271,7 +276,7 @@ void Loop::drain_on_loop() {
 void Loop::watch_on_loop(int fd, uint32_t events, Watcher* watcher) {
   assert(held());
   const uint64_t token = static_cast<uint64_t>(fd) << 40 | (next_token_++ & ((1ull << 40) - 1));
-  epoll_event event{events | EPOLLET, {.u64 = token}};
+  epoll_event event{to_kernel(events), {.u64 = token}};
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
     throw Error(MR_RESOURCE_EXHAUSTED, "can't watch a descriptor", errno);
   watches_[fd] = {token, events, watcher};

@@ -447,6 +447,14 @@ namespace {
 class Raw {
  public:
   explicit Raw(const HostPort& at) : socket_(tcp_connect_start(at, 4)) { wait_for(POLLOUT); }
+  // The next connection that arrives at the listener.
+  explicit Raw(const Fd& listener) {
+    pollfd polled{listener.get(), POLLIN, 0};
+    if (::poll(&polled, 1, 60000) != 1) throw std::runtime_error("nobody comes");
+    socket_ = Fd(::accept4(listener.get(), nullptr, nullptr, SOCK_CLOEXEC));
+  }
+
+  void close() { socket_.reset(); }
 
   void say(const Bytes& said) {
     if (::send(socket_.get(), said.data(), said.size(), MSG_NOSIGNAL) != static_cast<ssize_t>(said.size()))
@@ -636,6 +644,65 @@ TEST(a_crowd_of_silent_strangers_keeps_nobody_out) {
   const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
   CHECK_EQ(TcpSide::wait(pair.user.read(region, 0, here.data(), here.size())), MR_OK);
   CHECK(here == owned);
+}
+
+namespace {
+
+// The owner's end by hand: welcomes the user and takes its first request.
+tcp::Request take_request(Raw& raw, TcpSide& user) {
+  tcp::Hello hello;
+  const Bytes said = raw.hear(sizeof hello);
+  CHECK_EQ(said.size(), sizeof hello);
+  std::memcpy(&hello, said.data(), sizeof hello);
+  tcp::Welcome welcome;
+  welcome.proof = tcp::server_proof(user.key(), hello, welcome, Digest{});
+  raw.say(bytes_of(welcome));
+  tcp::Request request;
+  const Bytes asked = raw.hear(sizeof request);
+  CHECK_EQ(asked.size(), sizeof request);
+  std::memcpy(&request, asked.data(), sizeof request);
+  return request;
+}
+
+}  // namespace
+
+TEST(an_end_right_behind_the_last_bytes_is_seen) {
+  TcpPair pair;
+  HostPort at;
+  const Fd listener = tcp_listen({"127.0.0.1", 0}, 0, 4, &at);
+  pair.user.meet(pair.owner, at);
+  pair.begin();
+  Bytes owned(100), here(100);
+  const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
+  const OpRef op = pair.user.read(region, 0, here.data(), here.size());
+  Raw first(listener);
+  tcp::Chunk chunk;
+  chunk.id = take_request(first, pair.user).id;
+  chunk.length = 100;
+  Bytes half = bytes_of(chunk);
+  half.resize(half.size() + 50, 1);
+  // On the loop's own thread, which looks at its sockets only after that: it finds the bytes and the end together.
+  std::atomic<bool> ended{false};
+  pair.user.loop().post([&] {
+    first.say(half);
+    first.close();
+    ended = true;
+    ended.notify_all();
+  });
+  ended.wait(false);
+
+  Raw second(listener);
+  chunk.id = take_request(second, pair.user).id;
+  Bytes whole = bytes_of(chunk);
+  whole.resize(whole.size() + 100, 2);
+  chunk.length = 0;
+  chunk.last = 1;
+  const Bytes end = bytes_of(chunk);
+  whole.insert(whole.end(), end.begin(), end.end());
+  second.say(whole);
+  CHECK_EQ(TcpSide::wait(op), MR_OK);
+  CHECK_EQ(op->retries.load(), 1u);
+  CHECK(here == Bytes(100, 2));
 }
 
 TEST(garbage_from_the_server_is_a_protocol_error) {
