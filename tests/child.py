@@ -70,6 +70,14 @@ class Child:
     def signal(self, number: int) -> None:
         self.process.send_signal(number)
 
+    def stop(self) -> None:
+        """SIGSTOP, and every thread of it has stopped."""
+        self.process.send_signal(signal.SIGSTOP)
+        states = {"R"}
+        while states != {"T"}:
+            tasks = Path(f"/proc/{self.pid}/task").glob("*/stat")
+            states = {stat.read_text().rpartition(")")[2].split()[0] for stat in tasks}
+
     def kill(self) -> None:
         self.process.kill()
         self.process.wait()

@@ -129,7 +129,7 @@ def test_an_action_in_flight_cannot_be_changed(child_process: Callable[..., Chil
         buffer = RDMABuffer.from_bytes(blob, engine=engine)
         action = RDMAAction().read_remote(bytearray(1 << 20), buffer)
         action.submit().get(30)
-        stopped.signal(signal.SIGSTOP)
+        stopped.stop()
         done = action.submit()
         assert not done.done()
         with pytest.raises(RuntimeError, match="in flight"):

@@ -166,7 +166,7 @@ def test_a_stopped_owner_is_lost_within_the_heartbeat_timeout(lane: Lane, nothin
             with Child(secret, **lane.options) as owner:
                 buffer = RDMABuffer.from_bytes(owner.run(OWN.format(alloc=allocation(lane))), engine=engine)
                 buffer[:8].read_into(bytearray(8)).get(20)
-                owner.signal(signal.SIGSTOP)
+                owner.stop()
                 began = time.perf_counter()
                 target = bytearray(SIZE)
                 with pytest.raises(errors.PeerLost, match="no sign of life"):
@@ -188,7 +188,7 @@ def test_a_stopped_owner_can_still_be_read(lane: Lane, nothing_left: None) -> No
     with Engine(secret=secret, **lane.options) as engine, Child(secret, **lane.options) as owner:
         buffer = RDMABuffer.from_bytes(owner.run(OWN.format(alloc=allocation(lane))), engine=engine)
         buffer[:8].read_into(bytearray(8)).get(20)
-        owner.signal(signal.SIGSTOP)
+        owner.stop()
         got = bytearray(SIZE)
         buffer.read_into(got).get(4)
         assert got == expected(SIZE)
@@ -213,7 +213,7 @@ def test_a_stopped_reader_holds_nobody_up_for_long(lane: Lane, nothing_left: Non
             size=SIZE,
         )
         owner.run("while engine.counters()['streams_up'] == 0: pass")
-        reader.signal(signal.SIGSTOP)
+        reader.stop()
         took, error = owner.run(
             """
             import time

@@ -252,7 +252,7 @@ def test_cancelling_a_task_cancels_the_operation_and_waits_for_it(
     with Engine(secret=secret, lanes="tcp") as engine:
         buffer = RDMABuffer.from_bytes(blob, engine=engine)
         buffer[:8].read_into(bytearray(8)).get(30)
-        stopped.signal(signal.SIGSTOP)
+        stopped.stop()
         target = torch.zeros(SIZE, dtype=torch.uint8)
 
         async def main() -> None:
@@ -291,7 +291,7 @@ def test_memory_lives_until_an_abandoned_operation_is_over(child_process: Callab
     with Engine(secret=secret, lanes="tcp", heartbeat_timeout=60) as engine:
         buffer = RDMABuffer.from_bytes(blob, engine=engine)
         buffer[:8].read_into(bytearray(8)).get(30)
-        stopped.signal(signal.SIGSTOP)
+        stopped.stop()
 
         class Watched(bytearray):
             """bytearray has no weak references."""

@@ -35,7 +35,7 @@ Socket::Socket(LinkHost& host, std::shared_ptr<Staging> staging, Stream stream)
 
 void Socket::start() {
   limit_loopback_buffers(stream_.fd());
-  watched_ = EPOLLIN | EPOLLRDHUP;
+  watched_ = EPOLLIN;
   host_.loop().watch_on_loop(stream_.fd(), watched_, this);
   open_ = true;
 }
@@ -62,9 +62,7 @@ void Socket::on_event(uint32_t events) {
     send_some();
     watch_for();
     come_back();
-    // An end that is queued behind the last bytes shows in the event only: no new one will tell of it.
-    const bool ending = (events & (EPOLLRDHUP | EPOLLHUP | EPOLLERR)) != 0;
-    if (std::exchange(dry_, false) && !blocked_ && !ending) host_.loop().drained_on_loop(stream_.fd());
+    if (std::exchange(dry_, false) && !blocked_) host_.loop().drained_on_loop(stream_.fd());
   } catch (const Error& error) {
     give_up(error.status());
   }
@@ -82,7 +80,7 @@ void Socket::flush() {
 }
 
 void Socket::watch_for() {
-  const uint32_t wanted = (wants_to_read() ? EPOLLIN | EPOLLRDHUP : 0u) | (blocked_ ? EPOLLOUT : 0u);
+  const uint32_t wanted = (wants_to_read() ? EPOLLIN : 0u) | (blocked_ ? EPOLLOUT : 0u);
   if (!open_ || wanted == watched_) return;
   host_.loop().change_on_loop(stream_.fd(), wanted);
   watched_ = wanted;
