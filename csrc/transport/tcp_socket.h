@@ -67,7 +67,7 @@ class Socket : public Loop::Watcher, public std::enable_shared_from_this<Socket>
   const std::shared_ptr<Staging> staging_;
   Stream stream_;
   bool open_ = false;
-  bool dry_ = false;  // nothing is left to read just now
+  bool dry_ = false;      // nothing is left to read just now
   bool blocked_ = false;  // waits for EPOLLOUT
   uint32_t watched_ = 0;
   Bytes sealed_;  // TLS: what has been taken from gather and not yet by the stream

@@ -496,8 +496,8 @@ class ClientFuzz {
   void serve(Random& random, const std::vector<OpRef>& ops, bool lie, const OpRef& stopped) {
     Bytes answers;
     // Each operation that has not ended asks once: of more requests than that, none would come.
-    const auto open = static_cast<uint64_t>(
-        std::count_if(ops.begin(), ops.end(), [](const OpRef& op) { return !op->done(); }));
+    const auto open =
+        static_cast<uint64_t>(std::count_if(ops.begin(), ops.end(), [](const OpRef& op) { return !op->done(); }));
     if (open == 0) return;
     for (uint64_t n = lie ? 1 + below(random, open) : ~0ull; n > 0; --n) {
       tcp::Request request;
