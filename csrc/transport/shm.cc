@@ -20,8 +20,8 @@
 namespace mr {
 namespace {
 
-// What the caller's thread does at once: 20 to 100 us, which is what handing it to another thread costs.
-constexpr uint64_t kInlineMapped = 1u << 20, kInlineProcessVm = 256u << 10;
+// What the caller's thread does at once: at most about 100 us; handing it to another thread costs 10 to 20.
+constexpr uint64_t kInline = 1u << 20;
 constexpr size_t kMaxReason = 1024;
 
 enum class Offer : uint8_t { ledger = 1, board = 2, refused = 3 };
@@ -264,14 +264,14 @@ bool ShmLink::try_inline(const OpRef& op) {
   if (phase_.load(std::memory_order_acquire) != Phase::ready || closing_.is_set()) return false;
   const RemoteRegion& remote = *op->remote;
   if (maps(remote)) {
-    if (!is_atomic(op->verb) && !is_small(*op, kInlineMapped)) return false;
+    if (!is_atomic(op->verb) && !is_small(*op, kInline)) return false;
     auto mapped = mappings_.find(ShmMappings::key_of(remote));
     // Without a mapping, or where the word is not aligned in the owner's memory, the owner's own thread is asked.
     if (!mapped.mapping || (is_atomic(op->verb) && (remote.base + op->remote_view.offset()) % sizeof(uint64_t) != 0))
       return false;
     return ShmTransfer(*this, op, std::move(mapped)).run_inline();
   }
-  if (is_atomic(op->verb) || !process_.is_open() || !is_small(*op, kInlineProcessVm)) return false;
+  if (is_atomic(op->verb) || !process_.is_open() || !is_small(*op, kInline)) return false;
   return ShmTransfer(*this, op, {}).run_inline();
 }
 
