@@ -10,7 +10,7 @@ namespace mr::tcp {
 namespace {
 
 const View kNothing;
-constexpr int kLoopbackBuffer = 1 << 20;
+constexpr int kLoopbackBuffer = 512 << 10;  // measured on 256 MiB: a quarter faster than 1 MiB or what the kernel finds
 constexpr uint64_t kMaxSend = kChunkBytes + kMaxRequestBytes + sizeof(Chunk);  // a whole chunk with its heads
 
 // Between hosts the kernel finds the buffer sizes itself. On one host it makes them larger than the caches, for
