@@ -63,6 +63,7 @@ test-cpp: setup ## the C++ unit tests alone
 bench: build ## speed beside memcpy, iperf3 and raw sockets (BENCH_ARGS="-k name")
 	@.ci/system_packages.sh bench
 	$(PY) -m pytest benchmarks $(BENCH_ARGS)
+	$(PY) benchmarks/report.py
 
 asan: setup ## the C++ tests under the address and undefined behaviour sanitisers
 	$(call cpp_run,check,.lock-asan,$(ASAN))
