@@ -273,18 +273,20 @@ Bytes Node::lookup(const std::string& name) {
 // ---- Messages ----
 
 void Node::deliver_on_loop(Peer& from, ByteView data) {
-  if (handler_ != nullptr) {
-    handling_from_ = &from;
-    handler_(handler_context_, from.info().address.c_str(), data.data(), data.size());
-    handling_from_ = nullptr;
-    return from.give_credit_on_loop(data.size(), from.connection());
-  }
   from.count_message_on_loop(data.size());
+  if (handler_ != nullptr) return handle_on_loop(from, from.info().address, data, from.connection());
   auto message = std::make_unique<Message>(
       Message{from.shared_from_this(), from.connection(), from.info().address, Bytes(data.begin(), data.end())});
   std::lock_guard guard(inbox_lock_);
   inbox_.push_back(std::move(message));
   inbox_filled_.notify_one();
+}
+
+void Node::handle_on_loop(Peer& from, const std::string& sender, ByteView data, uint64_t connection) {
+  handling_from_ = &from;
+  handler_(handler_context_, sender.c_str(), data.data(), data.size());
+  handling_from_ = nullptr;
+  from.give_credit_on_loop(data.size(), connection);
 }
 
 std::unique_ptr<Message> Node::next_message(double timeout) {
@@ -311,6 +313,14 @@ void Node::set_message_handler(mr_message_handler handler, void* context) {
   loop_->run([this, handler, context] {
     handler_ = handler;
     handler_context_ = context;
+    if (handler == nullptr) return;
+    std::deque<std::unique_ptr<Message>> early;  // what came before there was a handler
+    {
+      std::lock_guard guard(inbox_lock_);
+      early.swap(inbox_);
+    }
+    for (const auto& message : early)
+      handle_on_loop(*message->from, message->sender, message->data, message->connection);
   });
   if (!loop_->held()) loop_->barrier();
 }

@@ -69,6 +69,7 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
   Node(Options options, std::vector<LaneType> lanes);
   void start();
   void run_and_wait(const Task& task);
+  void handle_on_loop(Peer& from, const std::string& sender, ByteView data, uint64_t connection);
   void begin_op();
   void arrived_on_loop(std::shared_ptr<ControlStream> stream);
   void await_quiet_on_loop(const RegionRef& region, Time deadline, std::function<void(Status)> done);

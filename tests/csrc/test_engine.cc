@@ -231,6 +231,29 @@ TEST(messages_keep_their_order_and_the_window) {
   sending.join();
 }
 
+TEST(a_handler_gets_what_came_before_it_and_replies) {
+  Engine sender("sender"), receiver("receiver");
+  const uint8_t data[3] = {7, 8, 9};
+  for (int i = 0; i < 2; ++i) {
+    CHECK_EQ(mr_message_send(sender.handle, receiver.address().c_str(), data, sizeof data, 20, nullptr), MR_OK);
+    // The first waits in the inbox until there is a handler; the second finds it.
+    while (i == 0 && receiver.counter("streams_up") == 0) std::this_thread::yield();
+    mr_message_set_handler(
+        receiver.handle,
+        [](void* engine, const char*, const uint8_t* bytes, uint64_t length) {
+          mr_message_reply(static_cast<mr_engine*>(engine), bytes, length, nullptr);
+        },
+        receiver.handle);
+    mr_message* reply = nullptr;
+    CHECK_EQ(mr_message_next(sender.handle, 20, &reply, nullptr), 1);
+    uint64_t length = 0;
+    CHECK_EQ(mr_message_data(reply, &length)[2], 9u);
+    CHECK_EQ(length, 3u);
+    mr_message_free(reply);
+  }
+  CHECK_EQ(mr_message_reply(receiver.handle, data, 3, nullptr), MR_CONFIG);  // not in a handler
+}
+
 TEST(a_sender_waits_for_a_reader_that_does_not_read) {
   Engine sender("sender"), receiver("receiver", [](mr_options& o) { o.message_window_bytes = 64 << 10; });
   std::vector<uint8_t> data(30'000);
