@@ -16,6 +16,8 @@ namespace mr {
 
 // Internal outcome: this link can't carry the operation after all and nothing of it is in flight; try the next lane.
 constexpr int kUnavailable = -1;
+// The same, because the peer can't be reached this way: where no lane is left, it counts as lost.
+constexpr int kUnreachable = -2;
 
 // Types of control frames. Each lane has its own hundred.
 enum FrameType : uint16_t {

@@ -61,6 +61,7 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
 
   // Owned by whoever has the operation at the time (the peer on its loop, or one link).
   std::shared_ptr<mr::Link> link;
+  bool unreachable = false;  // on a lane that was tried
   uint32_t tried_lanes = 0;  // links that said "unavailable"; bit = index in the peer's list
   mr::Loop::TimerId timer{};
   bool has_timer = false;

@@ -113,7 +113,7 @@ void Peer::submit(const OpRef& op) {
 }
 
 void Peer::on_done(const OpRef& op, Status status) {
-  if (!op->admitted && status.kind != kUnavailable) {  // inline, by the caller's thread
+  if (!op->admitted && status.kind >= 0) {  // inline, by the caller's thread
     op->finish(std::move(status));
     home_.op_ended();
     return;
@@ -191,9 +191,9 @@ bool Peer::next_link_on_loop(const OpRef& op) {
     return true;
   }
   const std::string why = op->skipped.empty() ? "the lanes it may use are not shared with this peer" : op->skipped;
-  finish_on_loop(op, fail(MR_CONFIG, ((op->flags & MR_STRICT) != 0 ? "strict, and its lane can't carry it: "
-                                                                   : "no lane can carry it: ") +
-                                         why));
+  const bool strict = (op->flags & MR_STRICT) != 0;
+  finish_on_loop(op, fail(op->unreachable ? MR_PEER_LOST : MR_CONFIG,
+                          (strict ? "strict, and its lane can't carry it: " : "no lane can carry it: ") + why));
   return false;
 }
 
@@ -211,7 +211,8 @@ void Peer::request_op_on_loop(const OpRef& op, uint16_t type, Bytes payload) {
 
 void Peer::done_on_loop(const OpRef& op, Status status) {
   op->link.reset();
-  if (status.kind == kUnavailable) {
+  if (status.kind < 0) {
+    op->unreachable |= status.kind == kUnreachable;
     op->skipped += (op->skipped.empty() ? "" : "; ") + status.text;
     if (!op->stopping() && (state_ == State::up || state_ == State::self)) return (void)next_link_on_loop(op);
     status = fail(MR_PEER_LOST, status.text);

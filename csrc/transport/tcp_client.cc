@@ -86,7 +86,7 @@ void Client::after_event() {
 void Client::end(TransferRef transfer, Status status) {
   if (std::exchange(transfer->ended, true)) return;
   Op& op = *transfer->op;
-  if (status.kind != kUnavailable) {
+  if (status.kind >= 0) {
     op.lane = "tcp";
     op.rails = static_cast<uint32_t>(std::popcount(transfer->sockets));
     if (transfer->is_write())
@@ -219,7 +219,7 @@ void Client::fail_queued(const Status& why) {
       if (!transfer->has_parts()) continue;
       const bool untouched = transfer->maybe_written == 0 && transfer->op->retries == 0;
       transfer->failure =
-          fail(untouched ? kUnavailable : MR_PEER_LOST, "tcp: can't open a data socket (" + why.text + ")");
+          fail(untouched ? kUnreachable : MR_PEER_LOST, "tcp: can't open a data socket (" + why.text + ")");
       settle(transfer);
     }
   }

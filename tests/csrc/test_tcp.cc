@@ -388,7 +388,7 @@ TEST(nothing_is_reachable_and_the_operation_is_handed_back) {
   Bytes owned(100), here(100);
   const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
   const OpRef op = pair.user.read(region, 0, here.data(), here.size());
-  CHECK_EQ(TcpSide::wait(op), kUnavailable);
+  CHECK_EQ(TcpSide::wait(op), kUnreachable);
   CHECK(op->status().text.find(nowhere.text()) != std::string::npos);
   CHECK(op->status().text.find("Connection refused") != std::string::npos);
 }
@@ -609,7 +609,7 @@ TEST(a_server_that_is_not_the_peer_gets_no_request) {
   Bytes owned(8), here(8, 9), before = here;
   const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
   const OpRef op = pair.user.read(region, 0, here.data(), here.size());
-  CHECK_EQ(TcpSide::wait(op), kUnavailable);
+  CHECK_EQ(TcpSide::wait(op), kUnreachable);
   CHECK(op->status().text.find("is not the peer") != std::string::npos);
   CHECK_EQ(pair.owner.counter("tcp_bytes_served"), 0u);
   CHECK(here == before);
@@ -626,7 +626,7 @@ TEST(another_key_or_session_leads_nowhere) {
     // The owner's door asks the user's side for the right ones: say wrong ones, on the wire only.
     pair.proxy.corrupt(Proxy::up, wrong_key ? 50 : 9);
     const OpRef op = pair.user.read(region, 0, here.data(), here.size());
-    CHECK_EQ(TcpSide::wait(op), kUnavailable);
+    CHECK_EQ(TcpSide::wait(op), kUnreachable);
     CHECK(op->status().text.find("closed the data socket during the greeting") != std::string::npos);
     CHECK(session == pair.user.session() && key == pair.user.key());
     // Once it is right, it works: a failure is not for ever.
