@@ -51,10 +51,10 @@ $(VENV)/demo-done: $(VENV)/setup-done
 demo: build $(VENV)/demo-done ## moves a real model's weights between processes (DEMO_ARGS="--small")
 	$(VENV)/bin/monarch-rdma demo $(DEMO_ARGS)
 
-test: build test-cpp ## every test, in minutes (PYTEST_ARGS="-k name")
+test: build $(VENV)/demo-done test-cpp ## every test, in minutes (PYTEST_ARGS="-k name")
 	$(PY) -m pytest $(PYTEST_ARGS)
 
-test-long: build test-cpp ## the same with many more rounds of killing, stopping and random input
+test-long: build $(VENV)/demo-done test-cpp ## the same with many more rounds of killing, stopping and random input
 	MONARCH_RDMA_TEST_ROUNDS=long $(PY) -m pytest --timeout 1800 $(PYTEST_ARGS)
 
 test-cpp: setup ## the C++ unit tests alone
