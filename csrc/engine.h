@@ -228,8 +228,8 @@ uint64_t mr_engine_counters(mr_engine* engine, char* out, uint64_t capacity);
 
 /* cffi: end */
 
-/* Called on the loop (by its thread, or by one that waits for an operation) instead of queueing for mr_message_next; must
- * not block. */
+/* Called on the loop (by its thread, or by one that waits for an operation) instead of queueing for mr_message_next;
+ * must not block. */
 typedef void (*mr_message_handler)(void* context, const char* sender, const uint8_t* data, uint64_t length);
 void mr_message_set_handler(mr_engine* engine, mr_message_handler handler, void* context);
 /* Like mr_message_send, from inside a handler: replies to the sender of the message being handled; never waits. */
