@@ -96,7 +96,9 @@ def can_read_processes() -> int:
 def _sibling() -> Iterator[tuple[int, int]]:
     """A process and the address of eight bytes in it."""
     command = [sys.executable, "-I", "-c", _TARGET]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as target:
+    # Interrupted with us, it may find its pipe broken: that is nobody's business.
+    pipe, null = subprocess.PIPE, subprocess.DEVNULL
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, text=True) as target:
         try:
             assert target.stdout is not None
             line = target.stdout.readline()
