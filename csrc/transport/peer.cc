@@ -153,7 +153,7 @@ void Peer::dispatch_on_loop(const OpRef& op) {
     case Verb::read:
     case Verb::write:
     case Verb::map:
-      return (void)next_link_on_loop(op);
+      return next_link_on_loop(op);
     case Verb::fetch_add:
     case Verb::compare_and_swap:
       out.put(op->remote_view.offset()).put(static_cast<uint8_t>(op->verb)).put(op->operand[0]).put(op->operand[1]);
@@ -169,7 +169,7 @@ void Peer::dispatch_on_loop(const OpRef& op) {
   }
 }
 
-bool Peer::next_link_on_loop(const OpRef& op) {
+void Peer::next_link_on_loop(const OpRef& op) {
   const auto now = links();
   const uint32_t wanted = op->flags & ~uint32_t{MR_STRICT};
   for (size_t i = 0; i < now->size(); ++i) {
@@ -188,13 +188,12 @@ bool Peer::next_link_on_loop(const OpRef& op) {
     } catch (const Error& error) {
       on_done(op, error.status());
     }
-    return true;
+    return;
   }
   const std::string why = op->skipped.empty() ? "the lanes it may use are not shared with this peer" : op->skipped;
   const bool strict = (op->flags & MR_STRICT) != 0;
   finish_on_loop(op, fail(op->unreachable ? MR_PEER_LOST : MR_CONFIG,
                           (strict ? "strict, and its lane can't carry it: " : "no lane can carry it: ") + why));
-  return false;
 }
 
 void Peer::request_op_on_loop(const OpRef& op, uint16_t type, Bytes payload) {
@@ -214,7 +213,7 @@ void Peer::done_on_loop(const OpRef& op, Status status) {
   if (status.kind < 0) {
     op->unreachable |= status.kind == kUnreachable;
     op->skipped += (op->skipped.empty() ? "" : "; ") + status.text;
-    if (!op->stopping() && (state_ == State::up || state_ == State::self)) return (void)next_link_on_loop(op);
+    if (!op->stopping() && (state_ == State::up || state_ == State::self)) return next_link_on_loop(op);
     status = fail(MR_PEER_LOST, status.text);
   }
   if (!status.ok() && op->stopping()) status = stopped(op->stop_kind, *op);
@@ -454,13 +453,15 @@ void Peer::broadcast_on_loop(uint16_t type, const Bytes& payload) {
   if (state_ == State::up) send_on_loop(type, payload, nullptr);
 }
 
+void Peer::settle_on_loop(uint64_t request_id, Reply reply) {
+  auto found = requests_.extract(request_id);
+  if (!found.empty()) found.mapped()(std::move(reply));  // else given up: timed out or cancelled
+}
+
 uint64_t Peer::send_request_on_loop(uint16_t type, const Bytes& payload, std::function<void(Reply)> on_reply) {
   const uint64_t id = next_request_++;
   requests_.emplace(id, std::move(on_reply));
-  const auto settle = [self = shared_from_this(), id](Reply reply) {
-    auto found = self->requests_.extract(id);
-    if (!found.empty()) found.mapped()(std::move(reply));  // else given up: timed out or cancelled
-  };
+  const auto settle = [self = shared_from_this(), id](Reply reply) { self->settle_on_loop(id, std::move(reply)); };
   if (state_ == State::self) {
     serve_request_on_loop(type, payload, {}, [this, settle](Reply reply) {
       reply.from_peer = true;
@@ -481,10 +482,7 @@ void Peer::request_on_loop(uint16_t type, Bytes payload, std::function<void(Repl
 void Peer::on_frame(ControlStream& stream, Frame& frame) {
   heard_on_loop();
   if (frame.type == kReply) {
-    Reply reply = decode_reply(frame);
-    auto found = requests_.extract(frame.id);
-    if (!found.empty()) found.mapped()(std::move(reply));
-    return;
+    return settle_on_loop(frame.id, decode_reply(frame));
   }
   std::function<void(Reply)> answer;
   if (frame.id != 0) {

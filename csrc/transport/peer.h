@@ -97,7 +97,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   // The life of an operation.
   void admit_on_loop(const OpRef& op);
   void dispatch_on_loop(const OpRef& op);
-  bool next_link_on_loop(const OpRef& op);
+  void next_link_on_loop(const OpRef& op);
   void request_op_on_loop(const OpRef& op, uint16_t type, Bytes payload);
   uint64_t send_request_on_loop(uint16_t type, const Bytes& payload, std::function<void(Reply)> on_reply);
   void done_on_loop(const OpRef& op, Status status);
@@ -123,11 +123,10 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   Reply serve_on_loop(uint16_t type, Reader& in, std::vector<Fd>& fds);
   Reply serve_lane_on_loop(uint16_t type, Reader& in, std::vector<Fd>& fds);
   void serve_request_on_loop(uint16_t type, ByteView payload, std::vector<Fd> fds, std::function<void(Reply)> answer);
-  void take_reply_on_loop(Frame& frame);
+  void settle_on_loop(uint64_t request_id, Reply reply);
 
   std::shared_ptr<const Links> links();
   void set_links_on_loop(Links links);
-  ControlStream& stream_on_loop();
 
   Home& home_;
   const Address address_;
