@@ -1,0 +1,1 @@
+"""Actors, meshes of them, and the messages between them."""
