@@ -336,10 +336,10 @@ class Region:
         for label, value in parts_and_sizes.items():
             if label in self.labels:
                 parts[label] = _as_labels(value)
-            elif isinstance(value, SupportsIndex):
-                given[label] = _as_integer(f"size of {label!r}", value, at_least=1)
-            else:
+            elif isinstance(value, Sequence):
                 raise UnknownDimension(f"{self.extent} has no dimension {label!r} that could be split into {value!r}")
+            else:
+                given[label] = _as_integer(f"size of {label!r}", value, at_least=1)
 
         result: list[tuple[str, int, int]] = []
         for label, size, stride in self._dimensions():
@@ -489,16 +489,17 @@ def _as_integers(name: str, values: Sequence[SupportsIndex]) -> tuple[int, ...]:
     return tuple(_as_integer(name, value, at_least=0) for value in values)
 
 
-def _as_integer(name: str, value: object, at_least: int | None = None) -> int:
-    if not isinstance(value, SupportsIndex):
-        raise ConfigError(f"{name} must be an integer, not {value!r}")
-    integer = int(operator.index(value))
+def _as_integer(name: str, value: Any, at_least: int | None = None) -> int:
+    try:
+        integer = int(operator.index(value))
+    except TypeError:
+        raise ConfigError(f"{name} must be an integer, not {value!r}") from None
     if at_least is not None and integer < at_least:
         raise ConfigError(f"{name} must be at least {at_least}, not {integer}")
     return integer
 
 
-def _as_coordinate(label: str, value: object, size: int) -> int:
+def _as_coordinate(label: str, value: Any, size: int) -> int:
     at = _as_integer(f"coordinate {label!r}", value)
     if not 0 <= at < size:
         raise OutOfExtent(f"{label}={at} is out of range: dimension {label!r} has size {size}")
