@@ -41,7 +41,7 @@ class Extent(Mapping[str, int]):
     `len(extent)` is the number of dimensions, `extent.nelements` the number of ranks.
 
     Raises:
-        ConfigError: unequal numbers of labels and sizes, a label twice, or a negative size.
+        ConfigError: unequal numbers of labels and sizes, a label twice, or a size below 1.
     """
 
     labels: tuple[str, ...]
@@ -49,7 +49,7 @@ class Extent(Mapping[str, int]):
 
     def __init__(self, labels: Sequence[str], sizes: Sequence[SupportsIndex]) -> None:
         object.__setattr__(self, "labels", _as_labels(labels))
-        object.__setattr__(self, "sizes", _as_integers("size", sizes))
+        object.__setattr__(self, "sizes", _as_integers("size", 1, sizes))
         if len(self.labels) != len(self.sizes):
             raise ConfigError(f"labels {self.labels} and sizes {self.sizes} differ in number")
 
@@ -153,7 +153,8 @@ class NDSlice(Sequence[int]):
     """The ranks offset + i * strides[0] + j * strides[1] + ..., in row-major order of (i, j, ...); each occurs once.
 
     Raises:
-        ConfigError: unequal numbers of sizes and strides, a negative number, or strides by which a rank occurs twice.
+        ConfigError: unequal numbers of sizes and strides, a size below 1, a negative offset or stride, or overlapping
+            dimensions: a stride must lead past all that the dimensions of smaller strides span.
     """
 
     offset: int
@@ -161,23 +162,21 @@ class NDSlice(Sequence[int]):
     strides: tuple[int, ...]
 
     def __init__(self, offset: SupportsIndex, sizes: Sequence[SupportsIndex], strides: Sequence[SupportsIndex]) -> None:
-        object.__setattr__(self, "offset", _as_integer("offset", offset, at_least=0))
-        object.__setattr__(self, "sizes", _as_integers("size", sizes))
-        object.__setattr__(self, "strides", _as_integers("stride", strides))
+        object.__setattr__(self, "offset", _as_integer("offset", offset, 0))
+        object.__setattr__(self, "sizes", _as_integers("size", 1, sizes))
+        object.__setattr__(self, "strides", _as_integers("stride", 0, strides))
         if len(self.sizes) != len(self.strides):
             raise ConfigError(f"sizes {self.sizes} and strides {self.strides} differ in number")
-        if self.nelements == 0:
-            return
         reach = 0  # how far from the offset the dimensions of smaller stride lead
         for stride, size in sorted(zip(self.strides, self.sizes, strict=True)):
             if size > 1 and stride <= reach:
-                raise ConfigError(f"strides {self.strides} give a rank twice for sizes {self.sizes}")
+                raise ConfigError(f"dimensions of sizes {self.sizes} overlap with strides {self.strides}")
             reach += (size - 1) * stride
 
     @classmethod
     def new_row_major(cls, sizes: Sequence[SupportsIndex]) -> NDSlice:
         """Ranks 0, 1, 2, ... with the last dimension varying fastest."""
-        checked = _as_integers("size", sizes)
+        checked = _as_integers("size", 1, sizes)
         return cls(0, checked, _row_major_strides(checked))
 
     @property
@@ -205,8 +204,6 @@ class NDSlice(Sequence[int]):
 
     def evenly_spaced(self) -> range | None:
         """The ranks as a range, or None where no single step leads from each to the next."""
-        if self.nelements == 0:
-            return range(self.offset, self.offset)
         step = count = 1
         for size, stride in zip(reversed(self.sizes), reversed(self.strides), strict=True):
             if size == 1:
@@ -305,7 +302,7 @@ class Region:
         offset = self.slice.offset
         kept: list[tuple[str, int, int]] = []
         for label, size, stride in self._dimensions():
-            chosen = _select(label, selectors[label], size) if label in selectors else range(size)
+            chosen = _select(label, selectors.get(label, slice(None)), size)
             if isinstance(chosen, range):
                 offset += chosen.start * stride
                 kept.append((label, len(chosen), stride * chosen.step))
@@ -339,7 +336,7 @@ class Region:
             elif isinstance(value, Sequence):
                 raise UnknownDimension(f"{self.extent} has no dimension {label!r} that could be split into {value!r}")
             else:
-                given[label] = _as_integer(f"size of {label!r}", value, at_least=1)
+                given[label] = _as_integer(f"size of {label!r}", value, 1)
 
         result: list[tuple[str, int, int]] = []
         for label, size, stride in self._dimensions():
@@ -485,8 +482,8 @@ def _as_labels(labels: object) -> tuple[str, ...]:
     return tuple(labels)
 
 
-def _as_integers(name: str, values: Sequence[SupportsIndex]) -> tuple[int, ...]:
-    return tuple(_as_integer(name, value, at_least=0) for value in values)
+def _as_integers(name: str, at_least: int, values: Sequence[SupportsIndex]) -> tuple[int, ...]:
+    return tuple(_as_integer(name, value, at_least) for value in values)
 
 
 def _as_integer(name: str, value: Any, at_least: int | None = None) -> int:
