@@ -154,6 +154,7 @@ def test_equal_neighbours_are_kept_once() -> None:
     mesh = ValueMesh(RANKS, [None, None, text("ab", "c"), text("a", "bc"), None, None])
     assert mesh.runs() == [(2, None), (2, "abc"), (2, None)]
     assert ValueMesh(RANKS, [(1, text("ab", "c")) for _ in range(6)]).runs() == [(6, (1, "abc"))]
+    assert ValueMesh(RANKS, [text("ab", "c").encode() for _ in range(6)]).runs() == [(6, b"abc")]
     assert ValueMesh(RANKS, [10**30 for _ in range(6)]).runs() == [(6, 10**30)]
 
 
