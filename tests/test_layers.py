@@ -204,10 +204,14 @@ def imports_of_the_users_modules(root: Path) -> list[str]:
     return found
 
 
+# config reads options from it; placement hands it on to the processes that are started.
+USERS_OF_THE_ENVIRONMENT = ("config", "actor.placement")
+
+
 def readers_of_the_environment(root: Path) -> list[str]:
     found = []
     for path in python_files(root, "monarch_rdma"):
-        if module_name(root, path) == "config":
+        if module_name(root, path) in USERS_OF_THE_ENVIRONMENT:
             continue
         for node in ast.walk(ast.parse(path.read_text())):
             named = isinstance(node, ast.Attribute) and node.attr in ("environ", "environb", "getenv")

@@ -1,0 +1,632 @@
+"""Starting worker processes: forked by a warmed template, watched until they end.
+
+One thread per template waits for all its descriptors: the socket to the template, the pipes of stdout and stderr, and
+the pidfds. All callbacks are made on it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import functools
+import itertools
+import logging
+import os
+import selectors
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+from ..errors import ConfigError, PeerLost, ResourceExhausted, TransferTimeout
+from . import placement, template
+from .logs import LineSplitter
+
+__all__ = ["ProcessSpec", "Started", "Template"]
+
+_log = logging.getLogger(__name__)
+
+_ROOT = str(Path(__file__).resolve().parents[2])  # where `import monarch_rdma` finds the package
+_BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from monarch_rdma.actor.template import main; main({}, {})"
+_STREAMS = ("stdout", "stderr")
+_KEPT_LINES = 200  # per process and stream
+_READS_OF_A_FULL_PIPE = 16  # 64 KiB each
+_IN_FLIGHT = 32  # workers asked for and not answered yet: bounds descriptors under way
+
+OnLines = Callable[["Started", str, list[str]], None]
+
+
+@dataclass(frozen=True)
+class ProcessSpec:
+    """One worker to start.
+
+    Attributes:
+        name: shown by ps and in messages.
+        payload: given to the entry function.
+        env: variables that differ from the template's; None removes one. Variables that the interpreter or a preloaded
+            module reads when it starts (PYTHONHASHSEED, LD_PRELOAD) belong into the template's `env`.
+        cwd: working directory; None keeps the template's.
+        bind: `cpunodebind`, `membind`, `physcpubind`, `cpus`: lists such as "0-3,8" (see `placement.bound`).
+        threads: thread count of OpenMP, MKL, OpenBLAS and torch; None leaves it to them.
+        visible_devices: GPUs to see, counted among those that are visible here; None means all.
+    """
+
+    name: str
+    payload: bytes = b""
+    env: Mapping[str, str | None] = field(default_factory=dict)
+    cwd: str | None = None
+    bind: Mapping[str, str] = field(default_factory=dict)
+    threads: int | None = None
+    visible_devices: Sequence[int] | None = None
+
+    def order(self, base: Mapping[str, str]) -> dict[str, Any]:
+        """What the template needs to know, checked; `base` is the template's environment. Raises ConfigError."""
+        if not isinstance(self.name, str) or not self.name or "\0" in self.name:
+            raise ConfigError(f"name is {self.name!r}, but must be a string that is not empty, without NUL")
+        if not isinstance(self.payload, bytes):
+            raise ConfigError(f"payload is of type {type(self.payload).__name__}, but must be bytes")
+        if self.cwd is not None and not os.path.isdir(self.cwd):
+            raise ConfigError(f"cwd is {self.cwd!r}, which is no directory")
+        cpus, memory = placement.bound(self.bind)
+        env = placement.environment(self.env, base)
+        changes = placement.threads_changes(self.threads) | placement.visible_devices(self.visible_devices, env)
+        return {
+            "name": self.name,
+            "payload": self.payload,
+            "env": dict(self.env) | changes,
+            "cwd": self.cwd,
+            "cpus": cpus,
+            "memory": memory,
+            "threads": self.threads,
+        }
+
+
+class Started:
+    """A process that was started: a worker, or the template itself. Its methods may be called from any thread."""
+
+    def __init__(self, name: str, pid: int, pidfd: int) -> None:
+        self.name = name
+        self.pid = pid
+        self.pidfd = pidfd  # readable once the process has ended; -1 after that was seen
+        self._lock = threading.Lock()
+        self._returncode: int | None = None
+        self._ended = threading.Event()
+        self._callbacks: list[Callable[[Started], None]] = []
+        self._lines: dict[str, deque[str]] = {stream: deque(maxlen=_KEPT_LINES) for stream in _STREAMS}
+
+    def __repr__(self) -> str:
+        state = "running" if self._returncode is None else _how(self._returncode)
+        return f"<{self.name} pid {self.pid}: {state}>"
+
+    @property
+    def returncode(self) -> int | None:
+        """Exit code, or minus the signal that ended it; None while it runs."""
+        return self._returncode
+
+    def wait(self, timeout: float | None = None) -> int | None:
+        """The return code once it has ended; None if it still runs after `timeout` seconds."""
+        self._ended.wait(timeout)
+        return self._returncode
+
+    def on_exit(self, callback: Callable[[Started], None]) -> None:
+        """Calls `callback` once when it has ended and its last lines are in; at once if that is so already."""
+        with self._lock:
+            if not self._ended.is_set():
+                self._callbacks.append(callback)
+                return
+        callback(self)
+
+    def kill(self, sig: int = signal.SIGKILL) -> bool:
+        """Sends a signal; False if the process has ended."""
+        with self._lock:
+            if self.pidfd == -1:
+                return False
+            try:
+                signal.pidfd_send_signal(self.pidfd, sig)
+            except ProcessLookupError:
+                return False
+        return True
+
+    def tail(self, n: int = 20) -> dict[str, list[str]]:
+        """The last lines of "stdout" and "stderr", `n` of each at most (200 are kept)."""
+        with self._lock:
+            return {stream: list(lines)[-n:] if n > 0 else [] for stream, lines in self._lines.items()}
+
+    def _add_lines(self, stream: str, lines: list[str]) -> None:
+        with self._lock:
+            self._lines[stream].extend(lines)
+
+    def _end(self, returncode: int) -> None:
+        with self._lock:
+            self._returncode = returncode
+            os.close(self.pidfd)
+            self.pidfd = -1
+            self._ended.set()
+            callbacks, self._callbacks = self._callbacks, []
+        for callback in callbacks:
+            _guarded(callback, self)
+
+
+class _Pipe:
+    """The reading end of a process's stdout or stderr."""
+
+    def __init__(self, owner: Started, stream: str, fd: int) -> None:
+        self.owner, self.stream, self.fd = owner, stream, fd
+        self.splitter = LineSplitter()
+        os.set_blocking(fd, False)
+
+    def read(self) -> bytes | None:
+        """None where nothing is there now; b"" at the end."""
+        try:
+            return os.read(self.fd, 1 << 16)
+        except BlockingIOError:
+            return None
+
+
+class _Request:
+    """A worker asked for: first its number, then the answer."""
+
+    def __init__(self, name: str, pipes: list[int]) -> None:
+        self.name = name
+        self.pipes = pipes  # reading ends, until a Started has them
+        self.answer: Started | str | None = None
+        self.abandoned = False
+
+
+class Template:
+    """A process that has imported what workers need, and forks them.
+
+    Returns at once; imports go on in the template. It and its workers end with `close`, and also when this process ends
+    without it, whatever they are doing. A Ctrl-C in the terminal does not reach them: they have a session of their own.
+
+    Args:
+        entry: "module:function", called as `entry(payload: bytes, fds: list[int])` in the main thread of each worker.
+            What it returns becomes the exit code (None = 0).
+        preload: modules to import once, in the template. They must start no threads.
+        python: interpreter; default this one.
+        env: variables that differ from this process's; None removes one.
+        on_lines: called with (process, "stdout" or "stderr", lines) for what workers and the template (whose name is
+            "template") print. Called on the template's thread: whoever takes long holds up all of them.
+        name: of the template, in messages.
+
+    Raises:
+        ConfigError: an argument is wrong, or there is no such interpreter.
+        ResourceExhausted: no descriptors or processes are left.
+    """
+
+    def __init__(
+        self,
+        *,
+        entry: str = "monarch_rdma.actor.worker:main",
+        preload: Sequence[str] = (),
+        python: str | None = None,
+        env: Mapping[str, str | None] | None = None,
+        on_lines: OnLines | None = None,
+        name: str = "template",
+    ) -> None:
+        module, _, function = entry.partition(":")
+        if not module or not function:
+            raise ConfigError(f"entry is {entry!r}, but must be 'module:function'")
+        if isinstance(preload, str):
+            raise ConfigError(f"preload is {preload!r}, but must be a sequence of module names")
+        self._environment = placement.environment(env or {})
+        self._on_lines = on_lines
+        self._owner = os.getpid()
+        self._sending = threading.Lock()
+        self._changed = threading.Condition()
+        # Guarded by _changed:
+        self._requests: dict[int, _Request] = {}  # not answered yet
+        self._numbers = itertools.count()
+        self._ready = False
+        self._closing = False
+        self._failure = ""  # what an import failed with
+        self._gone = ""  # why no worker can be forked any more
+        # Of the watching thread:
+        self._control_open = True
+        self._workers: dict[int, Started] = {}  # by pid, until the template has said how it ended
+        self._pipes: dict[Started, list[_Pipe]] = {}
+        self._selector = selectors.DefaultSelector()
+
+        self._popen, self._control, pipes = _execute(python, self._environment)
+        self.process = Started(name, self._popen.pid, _above_stdio(os.pidfd_open(self._popen.pid)))
+        self._register(self.process, pipes)
+        self._selector.register(self._control, selectors.EVENT_READ, self._on_message)
+        path = [place or os.getcwd() for place in sys.path] if python in (None, sys.executable) else []
+        with contextlib.suppress(template.Disconnected):  # the thread will see how it ended
+            template.send(self._control, ("hello", path, sys.argv, list(preload), entry))
+        self._thread = threading.Thread(target=self._run, name=f"{name}-watcher", daemon=True)
+        self._thread.start()
+
+    def __enter__(self) -> Template:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self.close()
+
+    # --- for any thread ----------------------------------------------------------------------------------------------
+
+    def wait_ready(self, timeout: float = 300) -> None:
+        """Waits until the imports are done. Raises ConfigError where one fails, PeerLost, TransferTimeout."""
+        self._check_usable()
+        with self._changed:
+            done = self._changed.wait_for(lambda: self._ready or self._gone, timeout)
+            self._raise_if_gone()
+        if not done:
+            raise TransferTimeout(f"{self.process.name} (pid {self.process.pid}) is not ready after {timeout:g} s")
+
+    def spawn(self, specs: Sequence[ProcessSpec], fds: Sequence[int] = (), timeout: float = 300) -> list[Started]:
+        """Forks a worker per spec: all, or none and an error. Returns when they run, not when their entry is done.
+
+        Args:
+            specs: what to start.
+            fds: descriptors that each worker gets duplicates of. They stay the caller's here.
+            timeout: seconds for all of it, the template's imports included.
+
+        Raises:
+            ConfigError: a spec is wrong, a module cannot be imported, or this template is closed.
+            PeerLost: the template process has ended.
+            TransferTimeout: it did not answer in time.
+            ResourceExhausted: no descriptors or processes are left.
+        """
+        self._check_usable()
+        orders = [spec.order(self._environment) for spec in specs]
+        _check_fds(fds)
+        deadline = time.monotonic() + timeout
+        requests: list[_Request] = []
+        try:
+            for order in orders:
+                if len(requests) >= _IN_FLIGHT:
+                    self._answered(requests[-_IN_FLIGHT], deadline)
+                requests.append(self._ask(order, fds, deadline))
+            return [self._answered(request, deadline) for request in requests]
+        except BaseException:
+            self._abandon(requests)
+            raise
+
+    def close(self, timeout: float = 2.0) -> None:
+        """Ends the workers (SIGTERM, and SIGKILL after `timeout` seconds), then the template. Nothing of them is left.
+
+        All that they printed has been handed on when this returns. Does nothing the second time, nor in a fork.
+        """
+        if os.getpid() != self._owner:
+            return
+        with self._changed:
+            polite = self._ready and not self._gone and not self._closing
+            self._closing = True
+            self._gone = self._gone or f"{self.process.name} is closed"
+            self._changed.notify_all()
+        if polite:
+            try:
+                self._send(("close", timeout), (), time.monotonic() + 0.5)
+                self._thread.join(timeout + 1)
+            except (template.Disconnected, TransferTimeout):
+                polite = False
+        if not polite:
+            self.process.kill()  # a template that is importing or stopped; the kernel ends its workers with it
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+            if self._thread.is_alive():
+                self.process.kill()
+                self._thread.join()
+
+    # --- asking ------------------------------------------------------------------------------------------------------
+
+    def _check_usable(self) -> None:
+        if os.getpid() != self._owner:
+            raise ConfigError(f"{self.process.name} belongs to process {self._owner}; a fork of it has to make its own")
+        if threading.current_thread() is self._thread:
+            raise ConfigError(f"{self.process.name} cannot be waited for in one of its callbacks")
+        with self._changed:
+            self._raise_if_gone()
+
+    def _raise_if_gone(self) -> None:
+        if self._failure or self._closing:
+            raise ConfigError(self._failure or self._gone)
+        if self._gone:
+            raise PeerLost(self._gone, peer=self.process.name)
+
+    def _ask(self, order: dict[str, Any], fds: Sequence[int], deadline: float) -> _Request:
+        readers, writers = _pipes()
+        request = _Request(order["name"], readers)
+        with self._changed:
+            number = next(self._numbers)
+            self._requests[number] = request
+        try:
+            self._send(("spawn", number, order), [*writers, *fds], deadline)
+        except template.Disconnected:
+            with self._changed:
+                self._changed.wait_for(lambda: self._gone, 5)
+                self._raise_if_gone()
+            raise PeerLost(f"{self.process.name} (pid {self.process.pid}) has ended", peer=self.process.name) from None
+        finally:
+            for fd in writers:
+                os.close(fd)
+        return request
+
+    def _send(self, message: tuple[Any, ...], fds: Sequence[int], deadline: float) -> None:
+        with self._sending:
+            left = max(deadline - time.monotonic(), 0.001)
+            seconds, fraction = divmod(left, 1)
+            limit = struct.pack("ll", int(seconds), int(fraction * 1e6))
+            self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+            try:
+                template.send(self._control, message, fds)
+            except BlockingIOError:
+                # Part of the message may be under way: no other can follow.
+                with self._changed:
+                    self._gone = self._gone or f"{self.process.name} (pid {self.process.pid}) stopped answering"
+                    self._changed.notify_all()
+                raise self._timeout() from None
+            except OSError as error:
+                raise ResourceExhausted(
+                    f"descriptors cannot be sent: {error.strerror}", sys_errno=error.errno or 0
+                ) from error
+
+    def _answered(self, request: _Request, deadline: float) -> Started:
+        with self._changed:
+            self._changed.wait_for(lambda: request.answer or self._gone, max(deadline - time.monotonic(), 0))
+            if isinstance(request.answer, Started):
+                return request.answer
+            if request.answer is not None:
+                raise ResourceExhausted(f"{request.name} cannot be started: {request.answer}")
+            self._raise_if_gone()
+        raise self._timeout()
+
+    def _timeout(self) -> TransferTimeout:
+        name, pid = self.process.name, self.process.pid
+        return TransferTimeout(f"{name} (pid {pid}) did not start the processes in time", peer=name, operation="spawn")
+
+    def _abandon(self, requests: list[_Request]) -> None:
+        with self._changed:
+            for request in requests:
+                request.abandoned = True
+            started = [request.answer for request in requests if isinstance(request.answer, Started)]
+        for process in started:
+            process.kill()
+
+    # --- on the watching thread --------------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        while self._control_open or self._workers or self.process.returncode is None:
+            for key, _ in self._selector.select():
+                # What an earlier event of this round has ended is registered no more.
+                if self._selector.get_map().get(key.fd) is key:
+                    key.data()
+        for pipe in [pipe for pipes in self._pipes.values() for pipe in pipes]:
+            self._close_pipe(pipe)  # held open by what a worker started and left, in a group of its own
+        self._control.close()
+        self._selector.close()
+
+    def _register(self, process: Started, pipes: list[int]) -> None:
+        self._selector.register(process.pidfd, selectors.EVENT_READ, lambda: self._on_death(process))
+        self._pipes[process] = [_Pipe(process, stream, fd) for stream, fd in zip(_STREAMS, pipes, strict=True)]
+        for pipe in self._pipes[process]:
+            self._selector.register(pipe.fd, selectors.EVENT_READ, functools.partial(self._on_output, pipe))
+
+    def _on_message(self) -> None:
+        try:
+            message, fds = template.receive(self._control)
+        except template.Disconnected:
+            self._on_disconnected()
+            return
+        what, *rest = message
+        if what == "started":
+            number, pid = rest
+            self._on_started(number, pid, _above_stdio(fds[0]))
+        elif what == "exited":
+            pid, status = rest
+            self._ended(self._workers.pop(pid), os.waitstatus_to_exitcode(status))
+        elif what == "refused":
+            number, why = rest
+            self._answer(number, why)
+        elif what == "ready":
+            with self._changed:
+                self._ready = True
+                self._changed.notify_all()
+        else:
+            self._failure = rest[0]  # seen by those who wait when the template has ended, which comes next
+
+    def _on_started(self, number: int, pid: int, pidfd: int) -> None:
+        with self._changed:
+            request = self._requests[number]
+        process = Started(request.name, pid, pidfd)
+        self._workers[pid] = process
+        self._register(process, request.pipes)
+        request.pipes = []
+        self._answer(number, process)
+
+    def _answer(self, number: int, answer: Started | str) -> None:
+        with self._changed:
+            request = self._requests.pop(number)
+            request.answer = answer
+            self._changed.notify_all()
+        _close_all(request.pipes)
+        if request.abandoned and isinstance(answer, Started):
+            answer.kill()
+
+    def _on_disconnected(self) -> None:
+        self._control_open = False
+        self._selector.unregister(self._control)
+        with self._changed:
+            requests, self._requests = self._requests, {}
+        for request in requests.values():
+            _close_all(request.pipes)
+        for process in list(self._workers.values()):
+            if process.returncode is not None or process.pidfd not in self._selector.get_map():
+                self._on_death_unexplained(process)
+
+    def _on_death(self, process: Started) -> None:
+        self._selector.unregister(process.pidfd)
+        if process is self.process:
+            self._on_template_death()
+            return
+        status = _status_of_zombie(process.pid)
+        if status is not None:  # a stopped template would not tell
+            self._ended(process, os.waitstatus_to_exitcode(status))
+        if not self._control_open:
+            self._on_death_unexplained(process)
+
+    def _on_death_unexplained(self, process: Started) -> None:
+        """It ended with the template, or after it: by the kernel's SIGKILL."""
+        self._workers.pop(process.pid, None)
+        self._ended(process, -signal.SIGKILL)
+
+    def _on_template_death(self) -> None:
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)  # what workers started; the id is ours until the wait below
+        code = self._popen.wait()
+        self._drain(self.process)
+        last = " | ".join(self.process.tail(3)["stderr"])
+        with self._changed:
+            end = f"{self.process.name} (pid {self.process.pid}) has ended with {_how(code)}"
+            self._gone = self._gone or end + (f": {last}" if last else "")
+            self._changed.notify_all()
+        self._ended(self.process, code)
+
+    def _ended(self, process: Started, returncode: int) -> None:
+        if process.returncode is not None:
+            return
+        if process.pidfd in self._selector.get_map():
+            self._selector.unregister(process.pidfd)
+        self._drain(process)
+        process._end(returncode)
+
+    def _on_output(self, pipe: _Pipe) -> bool:
+        """Hands on what a pipe has; whether there was something."""
+        data = pipe.read()
+        if data:
+            self._hand_on(pipe, pipe.splitter.feed(data))
+        elif data is not None:
+            self._close_pipe(pipe)
+        return bool(data)
+
+    def _drain(self, process: Started) -> None:
+        """The last words of a process that has ended."""
+        for pipe in list(self._pipes.get(process, ())):
+            for _ in range(_READS_OF_A_FULL_PIPE):  # a grandchild may go on printing
+                if not self._on_output(pipe):
+                    break
+            self._hand_on(pipe, pipe.splitter.finish())
+
+    def _close_pipe(self, pipe: _Pipe) -> None:
+        self._hand_on(pipe, pipe.splitter.finish())
+        self._selector.unregister(pipe.fd)
+        os.close(pipe.fd)
+        self._pipes[pipe.owner].remove(pipe)
+        if not self._pipes[pipe.owner]:
+            del self._pipes[pipe.owner]
+
+    def _hand_on(self, pipe: _Pipe, lines: list[str]) -> None:
+        if lines:
+            pipe.owner._add_lines(pipe.stream, lines)
+            if self._on_lines is not None:
+                _guarded(self._on_lines, pipe.owner, pipe.stream, lines)
+
+
+def _execute(python: str | None, env: dict[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket, list[int]]:
+    """Starts a template: the process, the socket to it, the reading ends of its output."""
+    executable = python or sys.executable
+    if not executable:
+        raise ConfigError("python is not given, and this program does not know its interpreter (sys.executable)")
+    flags = subprocess._args_from_interpreter_flags() if python is None else []  # type: ignore[attr-defined]
+    readers, writers = _pipes()
+    mine, its = (socket.socket(fileno=_above_stdio(end.detach())) for end in socket.socketpair())
+    pidfd = _above_stdio(os.pidfd_open(os.getpid()))
+    try:
+        popen = subprocess.Popen(
+            [executable, *flags, "-c", _BOOT.format(its.fileno(), pidfd), _ROOT],
+            stdin=subprocess.DEVNULL,
+            stdout=writers[0],
+            stderr=writers[1],
+            env=env,
+            pass_fds=[its.fileno(), pidfd],
+            start_new_session=True,  # Ctrl-C is for this process, which then decides
+        )
+    except OSError as error:
+        _close_all(readers)
+        mine.close()
+        if isinstance(error, FileNotFoundError | PermissionError):
+            raise ConfigError(f"python is {executable!r}, which cannot be executed: {error.strerror}") from None
+        raise ResourceExhausted(f"no process can be started: {error.strerror}", sys_errno=error.errno or 0) from error
+    finally:
+        its.close()
+        _close_all([*writers, pidfd])
+    return popen, mine, readers
+
+
+def _guarded(callback: Callable[..., object], *arguments: object) -> None:
+    """A callback's failure must not end the thread that watches."""
+    try:
+        callback(*arguments)
+    except Exception:
+        _log.exception("a callback of the launcher failed")
+
+
+def _pipes() -> tuple[list[int], list[int]]:
+    """Reading and writing ends for stdout and stderr. Raises ResourceExhausted."""
+    readers: list[int] = []
+    writers: list[int] = []
+    try:
+        for _ in _STREAMS:
+            reader, writer = os.pipe2(os.O_CLOEXEC)
+            readers.append(reader)
+            writers.append(writer)
+    except OSError as error:
+        _close_all([*readers, *writers])
+        raise ResourceExhausted(
+            f"no descriptors are left for a worker's output ({error.strerror}); `ulimit -n` raises the limit",
+            sys_errno=error.errno or 0,
+        ) from error
+    return [_above_stdio(fd) for fd in readers], [_above_stdio(fd) for fd in writers]
+
+
+def _above_stdio(fd: int) -> int:
+    """The same, not 0, 1 or 2: a program without stdio has those free, and what is there would become a child's."""
+    if fd > 2:
+        return fd
+    moved = fcntl.fcntl(fd, fcntl.F_DUPFD_CLOEXEC, 3)
+    os.close(fd)
+    return moved
+
+
+def _close_all(fds: Sequence[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _check_fds(fds: Sequence[int]) -> None:
+    if len(fds) > template.MAX_FDS - 2:
+        raise ConfigError(f"fds has {len(fds)} descriptors, but at most {template.MAX_FDS - 2} can be handed down")
+    for fd in fds:
+        try:
+            os.fstat(fd)
+        except (OSError, TypeError):
+            raise ConfigError(f"fds contains {fd!r}, which is no open descriptor") from None
+
+
+def _status_of_zombie(pid: int) -> int | None:
+    """The wait status of an ended process that nobody has waited for; None if somebody has."""
+    try:
+        with open(f"/proc/{pid}/stat") as stat:
+            fields = stat.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return int(fields[49]) if fields[0] == "Z" else None  # exit_code, field 52 of proc(5)
+
+
+def _how(returncode: int) -> str:
+    if returncode >= 0:
+        return f"exit code {returncode}"
+    try:
+        return f"signal {signal.Signals(-returncode).name}"
+    except ValueError:
+        return f"signal {-returncode}"
