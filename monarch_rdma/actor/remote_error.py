@@ -92,9 +92,9 @@ class RemoteError:
     @classmethod
     def from_tuple(cls, value: object) -> RemoteError:
         """ProtocolError where it is not what to_tuple gave."""
-        if isinstance(value, tuple) and len(value) == 5:
-            if all([type(text) is str for text in value[:4]]) and isinstance(value[4], bytes | None):
-                return cls(*value)
+        kinds = [type(field) for field in value] if isinstance(value, tuple) else []
+        if kinds[:4] == [str] * 4 and kinds[4:] in ([bytes], [type(None)]):
+            return cls(*value)  # type: ignore[misc]
         raise ProtocolError(f"a remote error is malformed: {value!r:.200}")
 
 
