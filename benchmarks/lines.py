@@ -28,12 +28,14 @@ class LineProcess:
         python: str = sys.executable,
         pass_fds: tuple[int, ...] = (),
         env: dict[str, str] | None = None,
+        quiet: bool = False,
     ) -> None:
         self._script = script
         self._process = subprocess.Popen(
             [python, str(_HERE / script), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL if quiet else None,
             pass_fds=pass_fds,
             env={**os.environ, **(env or {})},
         )

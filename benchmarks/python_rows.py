@@ -20,7 +20,17 @@ from turns import Contender, each, take_turns
 
 from monarch_rdma.rdma import Engine, RDMABuffer, Secret
 
-__all__ = ["Lab", "gloo_and_nixl", "shared_host_copies", "small_reads", "tcp_read"]
+__all__ = [
+    "Lab",
+    "gloo_and_nixl",
+    "has_nixl",
+    "opened",
+    "rails_of",
+    "read_of",
+    "shared_host_copies",
+    "small_reads",
+    "tcp_read",
+]
 
 MIB = 1 << 20
 
@@ -42,13 +52,13 @@ class Lab:
 
 
 @contextmanager
-def opened(lab: Lab, engine: Engine, memory: str, size: int) -> Iterator[tuple[RDMABuffer, int, int]]:
+def opened(owner: OwnerProcess, engine: Engine, memory: str, size: int) -> Iterator[tuple[RDMABuffer, int, int]]:
     """An owner's memory: the buffer here, and the process and address of the memory there."""
-    owned = lab.owner.make(memory, size)
+    owned = owner.make(memory, size)
     try:
         yield RDMABuffer.from_bytes(owned.handle, engine=engine), owned.pid, owned.address
     finally:
-        lab.owner.drop(owned)
+        owner.drop(owned)
 
 
 def read_of(name: str, buffer: RDMABuffer, dst: torch.Tensor, lane: str) -> Contender:
@@ -74,11 +84,11 @@ def shared_host_copies(lab: Lab) -> None:
 
 def _copies_rows(lab: Lab, memory: str, lane: str, size: int, threads: int, measured: set[int]) -> None:
     engine = Engine(secret=lab.secret, copy_threads=threads)
-    with engine, opened(lab, engine, memory, size) as (buffer, pid, address):
+    with engine, opened(lab.owner, engine, memory, size) as (buffer, pid, address):
         here, other = torch.zeros_like(numbers(size)), torch.zeros_like(numbers(size))
         read = read_of("read", buffer, here, lane)
         write = Contender("write", each(lambda: buffer.write_from(here).get()))
-        rails = _rails(buffer, here)
+        rails = rails_of(buffer, here)
         if rails in measured:
             return
         measured.add(rails)
@@ -99,7 +109,8 @@ def _copies_rows(lab: Lab, memory: str, lane: str, size: int, threads: int, meas
             lab.table.add(rate_of(what, size, ours.seconds, beside.name, beside.seconds, least))
 
 
-def _rails(buffer: RDMABuffer, dst: torch.Tensor) -> int:
+def rails_of(buffer: RDMABuffer, dst: torch.Tensor) -> int:
+    """Threads that copy in a read of this size."""
     future = buffer.read_into(dst)
     future.get()
     return max(1, int(future.explain().rails))
@@ -111,7 +122,7 @@ def small_reads(lab: Lab) -> None:
     with Engine(secret=lab.secret) as engine, ExitStack() as stack:
         contenders = []
         for memory, lane in (("shared", "shm-mapped"), ("ordinary", "shm-process_vm")):
-            buffer, *_ = stack.enter_context(opened(lab, engine, memory, 8))
+            buffer, *_ = stack.enter_context(opened(lab.owner, engine, memory, 8))
             contenders.append(read_of(lane, buffer, dst, lane))
         lab.measure(contenders)
         for contender in contenders:
@@ -124,7 +135,7 @@ def tcp_read(lab: Lab) -> None:
         lab.table.note("tcp read beside iperf3: left out, no iperf3 here (apt-get install iperf3)")
         return
     size = min(256 * MIB, lab.largest)
-    with Engine(secret=lab.secret, lanes="tcp") as engine, opened(lab, engine, "ordinary", size) as (buffer, *_):
+    with Engine(secret=lab.secret, lanes="tcp") as engine, opened(lab.owner, engine, "ordinary", size) as (buffer, *_):
         read = read_of("read", buffer, torch.zeros_like(numbers(size)), "tcp")
         iperf3 = [_iperf3_contender(streams, size) for streams in (1, 2, 4)]
         take_turns([read, *iperf3], rounds=lab.rounds, seconds=1.0)
@@ -184,7 +195,7 @@ def gloo_and_nixl(lab: Lab) -> None:
 
 
 def _peers_rows(lab: Lab, engine: Engine, lane: str, size: int, pairs: dict[str, LineProcess]) -> None:
-    with opened(lab, engine, "ordinary", size) as (buffer, *_):
+    with opened(lab.owner, engine, "ordinary", size) as (buffer, *_):
         read = read_of("read", buffer, torch.zeros_like(numbers(size)), lane)
         others = [_peer_contender(name, pair, size) for name, pair in pairs.items()]
         lab.measure([read, *others])

@@ -10,19 +10,16 @@ because it is slow. iperf3, NIXL and ucx_perftest are used where they are instal
 
 from __future__ import annotations
 
-import argparse
-import json
-import platform
 import sys
-import time
 from collections.abc import Callable
-from pathlib import Path
+from contextlib import closing
 
 import program_rows as program
 import python_rows as python
 import torch
 from owner import OwnerProcess
 from rows import Table
+from sections import table_parser, tabulate
 
 from monarch_rdma.rdma import Secret
 
@@ -44,10 +41,13 @@ def sections(lab: python.Lab, quick: bool) -> dict[str, list[Callable[[], None]]
     }
 
 
-def run(arguments: argparse.Namespace) -> Table:
+def main() -> int:
+    parser = table_parser(__doc__, SECTIONS)
+    parser.add_argument("--nixl-python", metavar="PYTHON", help="an interpreter that has nixl [this one, where it has]")
+    arguments = parser.parse_args()
+    torch.set_num_threads(1)
     secret = Secret.generate()
-    owner = OwnerProcess(secret)
-    try:
+    with closing(OwnerProcess(secret)) as owner:
         table = Table(lambda text: print(text, flush=True))
         lab = python.Lab(
             secret=secret,
@@ -58,43 +58,7 @@ def run(arguments: argparse.Namespace) -> Table:
             largest=(64 << 20) if arguments.quick else (1 << 30),
             nixl_python=arguments.nixl_python or (sys.executable if python.has_nixl() else None),
         )
-        for name, steps in sections(lab, arguments.quick).items():
-            if name not in arguments.only:
-                continue
-            for step in steps:
-                try:
-                    step()
-                except Exception as error:  # the other rows are still wanted; the exit code tells
-                    table.fail(f"{name}: {error}")
-    finally:
-        owner.close()
-    return table
-
-
-def section_list(text: str) -> list[str]:
-    chosen = text.split(",")
-    for name in chosen:
-        if name not in SECTIONS:
-            raise argparse.ArgumentTypeError(f"no section {name!r}; there are {', '.join(SECTIONS)}")
-    return chosen
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds and no size above 64 MiB")
-    parser.add_argument("--only", type=section_list, default=SECTIONS, metavar="LIST", help=", ".join(SECTIONS))
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows there")
-    parser.add_argument("--nixl-python", metavar="PYTHON", help="an interpreter that has nixl [this one, where it has]")
-    arguments = parser.parse_args()
-    torch.set_num_threads(1)
-    started = time.monotonic()
-    table = run(arguments)
-    print(f"{len(table.rows)} rows in {time.monotonic() - started:.0f} s")
-    if arguments.json:
-        host = {"machine": platform.machine(), "kernel": platform.release(), "python": platform.python_version()}
-        document = {"host": host, "torch": torch.__version__, "rows": [row.as_dict() for row in table.rows]}
-        arguments.json.write_text(json.dumps(document, indent=1) + "\n")
-    return 1 if table.failures else 0
+        return tabulate(table, sections(lab, arguments.quick), arguments)
 
 
 if __name__ == "__main__":

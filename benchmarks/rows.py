@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["Row", "Table", "faster_than", "limit", "rate_of", "size_text", "time_of"]
+__all__ = ["Row", "Table", "at_least", "faster_than", "limit", "rate_of", "size_text", "time_of"]
 
 _LARGE = 1 << 20  # bytes from which a transfer is told by its rate
 
@@ -56,6 +56,11 @@ def limit(what: str, measured: float, unit: str, most: float) -> Row:
     return Row(what, measured, unit, reach=f"<= {_text(most, unit)}", reached=measured <= most)
 
 
+def at_least(what: str, measured: float, unit: str, least: float) -> Row:
+    """A figure that should be at least `least`."""
+    return Row(what, measured, unit, reach=f">= {_text(least, unit)}", reached=measured >= least)
+
+
 def size_text(size: int) -> str:
     for unit, shift in (("GiB", 30), ("MiB", 20), ("KiB", 10)):
         if size >= 1 << shift and size % (1 << shift) == 0:
@@ -70,6 +75,8 @@ def _text(value: float, unit: str) -> str:
         return f"{value / 2**20:.1f} MiB"
     if unit == "s":
         return f"{value * 1e6:.2f} us" if value < 1e-3 else f"{value * 1e3:.2f} ms"
+    if unit == "/s" and value >= 1000:
+        return f"{value:,.0f} /s"
     if unit == "cores":
         return f"{100 * value:.2f} % of a core"
     return f"{value:.2f} {unit}"
