@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <new>
 
 #include "transport/node.h"
 
@@ -87,15 +88,28 @@ struct mr_remote {
   std::shared_ptr<Peer> peer;
 };
 
-struct mr_message {
+struct mr_peer {
   std::shared_ptr<Node> node;
-  std::unique_ptr<Message> message;
+  std::string address;
+  std::shared_ptr<Peer> peer;
+};
+
+struct mr_inbox {
+  std::shared_ptr<Node> node;
+};
+
+struct mr_stop {
+  Inbox::Stop stop;
 };
 
 namespace {
 
-OpRef make_op(Verb verb, double timeout) {
+void demand_number(double timeout) {
   if (std::isnan(timeout)) throw Error(MR_CONFIG, "argument timeout is not a number");
+}
+
+OpRef make_op(Verb verb, double timeout) {
+  demand_number(timeout);
   auto op = std::make_shared<Op>();
   op->verb = verb;
   op->submitted = Clock::now();
@@ -433,46 +447,76 @@ int mr_lookup(mr_engine* engine, const char* address, const char* name, double t
   });
 }
 
-int mr_message_send(mr_engine* engine, const char* address, const uint8_t* data, uint64_t length, double timeout,
-                    mr_error* error) {
+int mr_peer_open(mr_engine* engine, const char* address, mr_peer** peer, mr_error* error) {
   return guarded(error, [&] {
-    const auto node = engine->node;  // the engine may be closed while we wait
-    const Time start = Clock::now();
-    const auto peer = node->peer_of(parse_address(address));
-    wait_ok(start_plain(*node, address, Verb::connect, timeout));
-    const double used = std::chrono::duration<double>(Clock::now() - start).count();
-    const Status status = peer->send_message({data, length}, timeout < 0 ? -1 : std::max(0.0, timeout - used));
-    if (!status.ok())
-      throw Error(
-          Status{status.kind, status.sys_errno,
-                 "message of " + std::to_string(length) + " bytes to " + peer->address().name + ": " + status.text});
+    engine->node->check_usable();
+    *peer = new mr_peer{engine->node, require(address, "address"), engine->node->peer_of(parse_address(address))};
   });
 }
 
-int mr_message_next(mr_engine* engine, double timeout, mr_message** message, mr_error* error) {
-  int got = 0;
+void mr_peer_close(mr_peer* peer) {
+  if (peer != nullptr && peer->node->is_ours()) delete peer;
+}
+
+int mr_peer_send(mr_peer* to, const uint8_t* head, uint64_t head_length, const uint8_t* body, uint64_t body_length,
+                 double timeout, mr_error* error) {
+  return guarded(error, [&] {
+    to->node->check_usable();
+    demand_number(timeout);
+    const Status status = to->peer->send_message({head, head_length}, {body, body_length}, timeout);
+    if (status.ok()) return;
+    to->node->check_usable();  // it was closed while we waited
+    throw Error(Status{status.kind, status.sys_errno,
+                       "message of " + std::to_string(head_length + body_length) + " bytes to " +
+                           to->peer->address().name + ": " + status.text});
+  });
+}
+
+int mr_peer_watch(mr_peer* peer, mr_error* error) {
+  return guarded(error, [&] { peer->node->watch(peer->peer, peer->address); });
+}
+
+int mr_peer_unwatch(mr_peer* peer, mr_error* error) {
+  return guarded(error, [&] {
+    peer->node->check_usable();
+    peer->peer->unwatch();
+  });
+}
+
+mr_stop* mr_stop_create(void) { return new (std::nothrow) mr_stop; }
+void mr_stop_set(mr_stop* stop) { stop->stop.set(); }
+void mr_stop_clear(mr_stop* stop) { stop->stop.clear(); }
+int mr_stop_is_set(mr_stop* stop) { return stop->stop.is_set() ? 1 : 0; }
+void mr_stop_free(mr_stop* stop) { delete stop; }
+
+int mr_inbox_open(mr_engine* engine, mr_inbox** inbox, mr_error* error) {
+  return guarded(error, [&] {
+    engine->node->check_usable();
+    *inbox = new mr_inbox{engine->node};
+  });
+}
+
+void mr_inbox_close(mr_inbox* inbox) {
+  if (inbox != nullptr && inbox->node->is_ours()) delete inbox;
+}
+
+int mr_inbox_take(mr_inbox* inbox, double timeout, mr_stop* stop, uint32_t background, const uint8_t** data,
+                  uint64_t* length, mr_error* error) {
+  int count = 0;
   const int failed = guarded(error, [&] {
-    const auto node = engine->node;  // the engine may be closed while we wait
-    node->check_usable();
-    auto next = node->next_message(timeout);
-    if (!next) return node->check_usable();
-    *message = new mr_message{node, std::move(next)};
-    got = 1;
+    inbox->node->check_usable();
+    demand_number(timeout);
+    const Batch* batch = inbox->node->inbox().take(timeout, stop != nullptr ? &stop->stop : nullptr, background != 0);
+    if (batch == nullptr) return inbox->node->check_usable();
+    *data = batch->bytes.data();
+    *length = batch->bytes.size();
+    count = static_cast<int>(batch->count);
   });
-  return failed != MR_OK ? -failed : got;
+  return failed != MR_OK ? -failed : count;
 }
 
-const uint8_t* mr_message_data(mr_message* message, uint64_t* length) {
-  *length = message->message->data.size();
-  return message->message->data.data();
-}
-
-const char* mr_message_sender(mr_message* message) { return message->message->sender.c_str(); }
-
-void mr_message_free(mr_message* message) {
-  if (message == nullptr) return;
-  message->node->message_read(*message->message);
-  delete message;
+void mr_inbox_done(mr_inbox* inbox, uint32_t put_back) {
+  if (inbox->node->is_ours()) inbox->node->inbox().done(put_back != 0);
 }
 
 uint64_t mr_engine_counters(mr_engine* engine, char* out, uint64_t capacity) {

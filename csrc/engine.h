@@ -212,27 +212,59 @@ int mr_unpublish(mr_engine* engine, const char* name, mr_error* error);
 int mr_lookup(mr_engine* engine, const char* address, const char* name, double timeout, uint8_t* out, uint64_t capacity,
               uint64_t* length, mr_error* error);
 
-/* Messages: ordered bytes to a peer's engine, with back-pressure (waits while the peer has a full window unread). */
-int mr_message_send(mr_engine* engine, const char* address, const uint8_t* data, uint64_t length, double timeout,
-                    mr_error* error);
-/* Takes the next message from anyone: 1 = got one, 0 = none within the timeout, negative = -mr_kind. The bytes are
- * freed by mr_message_free; *sender (same lifetime) is the sender's address. */
-typedef struct mr_message mr_message;
-int mr_message_next(mr_engine* engine, double timeout, mr_message** message, mr_error* error);
-const uint8_t* mr_message_data(mr_message* message, uint64_t* length);
-const char* mr_message_sender(mr_message* message);
-void mr_message_free(mr_message* message);
+/* Messages: bytes from engine to engine, in order. What a peer's messages take up here unread is
+ * bounded by message_window_bytes; a sender waits while its window is full. */
+
+/* Another engine, to send to. Opening one connects nothing, and costs more than a send. */
+typedef struct mr_peer mr_peer;
+int mr_peer_open(mr_engine* engine, const char* address, mr_peer** peer, mr_error* error);
+void mr_peer_close(mr_peer* peer);
+/* Sends head and body, one of which may be empty, as one message. Connects if need be. MR_TRANSFER_TIMEOUT: nothing was
+ * sent; a timeout of 0 never waits. A thread that has the inbox's turn had better not wait here: the messages that it
+ * keeps from being read may be those that the peer waits for. */
+int mr_peer_send(mr_peer* peer, const uint8_t* head, uint64_t head_length, const uint8_t* body, uint64_t body_length,
+                 double timeout, mr_error* error);
+/* Heartbeats to the peer, until it is lost: that becomes one notice in our inbox, after all that the peer sent.
+ * Watching what is watched, and the contrary, is no error. */
+int mr_peer_watch(mr_peer* peer, mr_error* error);
+int mr_peer_unwatch(mr_peer* peer, mr_error* error);
+
+/* Ends takes early: sticky until it is cleared. */
+typedef struct mr_stop mr_stop;
+mr_stop* mr_stop_create(void);
+void mr_stop_set(mr_stop* stop);
+void mr_stop_clear(mr_stop* stop);
+int mr_stop_is_set(mr_stop* stop);
+void mr_stop_free(mr_stop* stop);
+
+/* The engine's inbox. One thread at a time has the turn: who took a batch, until it takes again or is done. */
+typedef struct mr_inbox mr_inbox;
+/* What stands before each entry of a batch; its sender's address and its data follow, without padding. */
+typedef struct {
+  int32_t kind; /* MR_OK: a message; else enum mr_kind: the sender is lost, data says why */
+  uint32_t sender_length;
+  uint64_t data_length;
+} mr_incoming;
+int mr_inbox_open(mr_engine* engine, mr_inbox** inbox, mr_error* error);
+void mr_inbox_close(mr_inbox* inbox);
+/* Takes what has arrived, up to some hundred entries; waits for the first. Returns how many, 0 at the timeout or where
+ * the stop (may be NULL) is set, negative = -mr_kind. *data is valid until this thread's next take or done. Who waits
+ * here handles the engine's events itself; background != 0: unless another thread would. */
+int mr_inbox_take(mr_inbox* inbox, double timeout, mr_stop* stop, uint32_t background, const uint8_t** data,
+                  uint64_t* length, mr_error* error);
+/* Gives the turn back, if this thread has it. put_back != 0: the batch was not read; the next one takes it again. */
+void mr_inbox_done(mr_inbox* inbox, uint32_t put_back);
 
 /* Counters since creation, as a JSON object (operations by lane, bytes, retries, peers, regions, loop wake-ups). */
 uint64_t mr_engine_counters(mr_engine* engine, char* out, uint64_t capacity);
 
 /* cffi: end */
 
-/* Called on the loop (by its thread, or by one that waits for an operation) instead of queueing for mr_message_next;
- * must not block. */
+/* Called on the loop (by its thread, or by one that waits for an operation) instead of filling the inbox; must not
+ * block. */
 typedef void (*mr_message_handler)(void* context, const char* sender, const uint8_t* data, uint64_t length);
 void mr_message_set_handler(mr_engine* engine, mr_message_handler handler, void* context);
-/* Like mr_message_send, from inside a handler: replies to the sender of the message being handled; never waits. */
+/* Like mr_peer_send, from inside a handler: replies to the sender of the message being handled; never waits. */
 int mr_message_reply(mr_engine* engine, const uint8_t* data, uint64_t length, mr_error* error);
 
 #pragma GCC visibility pop

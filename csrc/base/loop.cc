@@ -17,7 +17,6 @@ namespace {
 
 constexpr uint64_t kWakeToken = 0, kTimerToken = 1;
 constexpr int kBatch = 64;
-constexpr std::chrono::milliseconds kLeadSlice{50};  // should a nudge ever be missed
 
 // The owners of watches and tasks handle their failures; what still gets here must not end the user's process.
 template <typename Work>
@@ -58,22 +57,6 @@ void consume(int fd) {
 
 }  // namespace
 
-// The lock and the mark of who holds it.
-class Loop::Hold {
- public:
-  Hold(Loop& loop, std::unique_lock<std::mutex> lock) : loop_(loop), lock_(std::move(lock)) {
-    if (lock_) loop_.holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
-  }
-  ~Hold() {
-    if (lock_) loop_.holder_.store(std::thread::id{}, std::memory_order_relaxed);
-  }
-  explicit operator bool() const { return lock_.owns_lock(); }
-
- private:
-  Loop& loop_;
-  std::unique_lock<std::mutex> lock_;
-};
-
 Loop::Loop(std::string thread_name) : name_(std::move(thread_name)), pid_(this_pid()) {
   epoll_ = Fd(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_.valid()) throw Error(MR_RESOURCE_EXHAUSTED, "can't make an epoll descriptor (raise `ulimit -n`)", errno);
@@ -101,7 +84,7 @@ void Loop::stop() {
   wake();
   thread_->join();
   thread_.reset();
-  while (led_.load()) {  // it sees stopping_
+  while (led_.load() != kNobody) {  // it sees stopping_
     wake();
     std::this_thread::yield();
   }
@@ -175,21 +158,43 @@ bool Loop::progress() {
   return true;
 }
 
-bool Loop::lead(Time until, bool (*done)(const void*), const void* what) {
-  if (!is_this_process(pid_) || held() || stopping_.load() || led_.exchange(true)) return false;
-  leader_.store(std::this_thread::get_id());
-  epoll_event events[kBatch];
-  for (Time now = Clock::now(); !done(what) && !stopping_.load() && now < until; now = Clock::now()) {
-    const auto left = std::chrono::ceil<std::chrono::milliseconds>(std::min<Clock::duration>(until - now, kLeadSlice));
-    round(events, ::epoll_wait(epoll_.get(), events, kBatch, static_cast<int>(left.count())));
+bool Loop::claim_lead(bool background) {
+  for (int seen = kNobody; !led_.compare_exchange_strong(seen, background ? kBackground : kForeground);) {
+    if (background || seen == kForeground) return false;
+    if (seen == kBackground && !led_.compare_exchange_strong(seen, kAsked)) {
+      seen = kNobody;
+      continue;
+    }
+    wake();
+    led_.wait(kAsked);
+    seen = kNobody;
   }
-  leader_.store({});
-  led_.store(false);
+  leader_.store(std::this_thread::get_id());
   return true;
 }
 
+Loop::Lead Loop::lead(Time until, bool (*done)(const void*), const void* what, bool background) {
+  if (!is_this_process(pid_) || held() || stopping_.load() || !claim_lead(background)) return Lead::refused;
+  const auto may_go_on = [&] { return led_.load() != kAsked && !done(what) && !stopping_.load(); };
+  epoll_event events[kBatch];
+  while (may_go_on()) {
+    int left = -1;
+    if (until != Time::max()) {
+      const Time now = Clock::now();
+      if (now >= until) break;
+      left = static_cast<int>(
+          std::min<int64_t>(std::chrono::ceil<std::chrono::milliseconds>(until - now).count(), INT32_MAX));
+    }
+    round(events, ::epoll_wait(epoll_.get(), events, kBatch, left));
+  }
+  leader_.store({});
+  const bool asked = led_.exchange(kNobody) == kAsked;
+  led_.notify_all();
+  return asked ? Lead::gave_way : Lead::ended;
+}
+
 void Loop::nudge() {
-  if (led_.load() && leader_.load() != std::this_thread::get_id()) wake();
+  if (led_.load() != kNobody && leader_.load() != std::this_thread::get_id()) wake();
 }
 
 void Loop::round(const epoll_event* events, int count) {

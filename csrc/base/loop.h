@@ -55,14 +55,20 @@ class Loop {
   // Runs task on the loop: at once where the lock is free, else by whoever holds it. Never recursive. Other threads'
   // tasks may run inside the call: hold no lock that they take. Tasks, timers and watchers do not throw.
   void run(Task task);
+  // Runs work on the loop inside this call, after all that was queued before it; false, and nothing, where another
+  // thread is on the loop, or this one. The same rules.
+  template <typename Work>
+  bool run_here(Work&& work);
   // Runs task by the loop thread or the next holder, never inside this call.
   void post(Task task);
   // Handles what is ready now, without waiting. False if another thread is at it, or the loop has stopped.
   bool progress();
   // Waits for events in the loop thread's stead and handles them, until done(what) or `until`: who waits for an answer
   // gets it without a hop from thread to thread. The kernel wakes the thread that began to wait last, so the loop
-  // thread sleeps on. One thread at a time: false at once where another leads, or on the loop, or when it has stopped.
-  bool lead(Time until, bool (*done)(const void*), const void* what);
+  // thread sleeps on. One thread at a time: refused at once where another leads, or on the loop, or when it has
+  // stopped. One that leads in the background gives way to one that does not.
+  enum class Lead { refused, gave_way, ended };
+  Lead lead(Time until, bool (*done)(const void*), const void* what, bool background = false);
   // For who made done(what) true without an event: the leader looks again.
   void nudge();
   // Returns when no other thread is on the loop, and nothing started before is. Not from the loop.
@@ -82,13 +88,30 @@ class Loop {
   uint64_t wakeups() const { return wakeups_.load(std::memory_order_relaxed); }
 
  private:
-  class Hold;
+  // The lock and the mark of who holds it.
+  class Hold {
+   public:
+    Hold(Loop& loop, std::unique_lock<std::mutex> lock) : loop_(loop), lock_(std::move(lock)) {
+      if (lock_) loop_.holder_.store(std::this_thread::get_id(), std::memory_order_relaxed);
+    }
+    ~Hold() {
+      if (lock_) loop_.holder_.store(std::thread::id{}, std::memory_order_relaxed);
+    }
+    explicit operator bool() const { return lock_.owns_lock(); }
+
+   private:
+    Loop& loop_;
+    std::unique_lock<std::mutex> lock_;
+  };
   struct Watch {
     uint64_t token;
     uint32_t events;
     Watcher* watcher;
   };
 
+  enum LedBy : int { kNobody, kForeground, kBackground, kAsked };  // kAsked: one in the background, to give way
+
+  bool claim_lead(bool background);
   void thread_main();
   void round(const epoll_event* events, int count);
   void rearm_on_loop(int fd, const Watch& watch);
@@ -118,10 +141,24 @@ class Loop {
   uint64_t next_token_ = 2, next_timer_ = 1;
   bool stopped_ = false;  // on the loop
   std::atomic<bool> stopping_{false};
-  std::atomic<bool> led_{false};
+  std::atomic<int> led_{kNobody};
   std::atomic<std::thread::id> leader_{};
   std::atomic<uint64_t> wakeups_{0};
   std::unique_ptr<std::thread> thread_;
 };
+
+template <typename Work>
+bool Loop::run_here(Work&& work) {
+  if (!is_this_process(pid_) || held()) return false;
+  {
+    Hold hold(*this, std::unique_lock(lock_, std::try_to_lock));
+    if (!hold || stopped_) return false;
+    drain_on_loop();
+    work();
+    drain_on_loop();
+  }
+  flush();
+  return true;
+}
 
 }  // namespace mr

@@ -184,6 +184,15 @@ void on_message(void* context, const char* sender, const uint8_t* data, uint64_t
   eventfd_write(inbox->ready, 1);
 }
 
+void send(mr_engine* engine, const std::string& address, const Bytes& bytes) {
+  mr_peer* peer = nullptr;
+  mr_error error{};
+  check(mr_peer_open(engine, address.c_str(), &peer, &error), error, "answering " + address);
+  const int kind = mr_peer_send(peer, bytes.data(), bytes.size(), nullptr, 0, kOperationTimeout, &error);
+  mr_peer_close(peer);
+  check(kind, error, "answering " + address);
+}
+
 void answer_all(Inbox& inbox, Owner& owner) {
   for (;;) {
     std::pair<std::string, Bytes> next;
@@ -198,9 +207,7 @@ void answer_all(Inbox& inbox, Owner& owner) {
       Bytes tail = decode(next.second, &request), answer_tail;
       Answer answer = owner.answer(request, tail, &answer_tail);
       Bytes bytes = encode(kAnswer, answer, answer_tail);
-      mr_error error{};
-      check(mr_message_send(inbox.engine, next.first.c_str(), bytes.data(), bytes.size(), kOperationTimeout, &error),
-            error, "answering " + next.first);
+      send(inbox.engine, next.first, bytes);
     } catch (const Failure& failure) {
       std::fprintf(stderr, "transport_bench: %s\n", failure.what());
     }

@@ -15,8 +15,9 @@ Session::Session(const Options& options, const Secret& secret, const Lane* only,
   }
   mr_message_set_handler(handle_.engine, on_message, this);
   for (const auto& address : addresses) {
-    mr_op* op = nullptr;
     mr_error error{};
+    check(mr_peer_open(handle_.engine, address.c_str(), &peers_.emplace_back(), &error), error, "reading " + address);
+    mr_op* op = nullptr;
     check(mr_connect(handle_.engine, address.c_str(), kOperationTimeout, &op, &error), error,
           "connecting to " + address);
     finish(op, "connecting to " + address);
@@ -25,14 +26,14 @@ Session::Session(const Options& options, const Secret& secret, const Lane* only,
 
 Session::~Session() {
   own_.reset();
+  for (mr_peer* peer : peers_) mr_peer_close(peer);
   handle_.close();
 }
 
 void Session::send(size_t owner, const Bytes& bytes) {
   mr_error error{};
-  check(
-      mr_message_send(handle_.engine, addresses_[owner].c_str(), bytes.data(), bytes.size(), kOperationTimeout, &error),
-      error, "sending to " + addresses_[owner]);
+  check(mr_peer_send(peers_[owner], bytes.data(), bytes.size(), nullptr, 0, kOperationTimeout, &error), error,
+        "sending to " + addresses_[owner]);
 }
 
 Answer Session::ask(size_t owner, Request request, const Bytes& tail, Bytes* answer_tail) {

@@ -40,6 +40,7 @@ class Session {
 
   EngineHandle handle_;
   const std::vector<std::string> addresses_;
+  std::vector<mr_peer*> peers_;  // at these addresses
   std::unique_ptr<Owner> own_;
   std::mutex lock_;
   std::condition_variable arrived_;

@@ -4,6 +4,7 @@
 #include <sys/socket.h>
 #include <unistd.h>
 
+#include <array>
 #include <cassert>
 
 #include "address.h"
@@ -19,13 +20,19 @@ constexpr int kPartsPerWrite = 64;
 constexpr uint64_t kMaxQueuedBytes = 256u << 20;  // above it we stop listening to a peer that does not read
 constexpr size_t kMaxText = 4096, kMaxFds = 16;
 
-Bytes frame_bytes(uint16_t type, uint16_t flags, uint64_t id, ByteView payload) {
-  Writer out;
-  out.put(static_cast<uint32_t>(payload.size())).put(type).put(flags).put(id).raw(payload);
-  return out.take();
+std::array<uint8_t, kHeadBytes> frame_head(uint16_t type, uint16_t flags, uint64_t id, size_t length) {
+  std::array<uint8_t, kHeadBytes> out;
+  const auto length32 = static_cast<uint32_t>(length);
+  std::memcpy(out.data(), &length32, sizeof length32);
+  std::memcpy(out.data() + 4, &type, sizeof type);
+  std::memcpy(out.data() + 6, &flags, sizeof flags);
+  std::memcpy(out.data() + 8, &id, sizeof id);
+  return out;
 }
 
 ByteView bytes_of(std::string_view s) { return {reinterpret_cast<const uint8_t*>(s.data()), s.size()}; }
+
+iovec part_of(ByteView bytes) { return {const_cast<uint8_t*>(bytes.data()), bytes.size()}; }
 
 std::string versions(uint32_t theirs, uint32_t ours) {
   return "protocol version mismatch: the peer speaks version " + std::to_string(theirs) + ", this process version " +
@@ -300,17 +307,40 @@ void ControlStream::become_up_on_loop() {
   handler_->on_up(*this);
 }
 
-void ControlStream::send_on_loop(uint16_t type, uint64_t id, ByteView payload, const Fd* pass_fd) {
+void ControlStream::send_on_loop(uint16_t type, uint64_t id, ByteView payload, const Fd* pass_fd, ByteView more) {
   if (state_ == State::closed) return;
-  Out out{frame_bytes(type, pass_fd ? kCarriesFd : uint16_t{0}, id, payload), 0, {}};
+  Out out;
   if (pass_fd) {
     out.pass = Fd(::fcntl(pass_fd->get(), F_DUPFD_CLOEXEC, 0));
     if (!out.pass.valid())
       throw Error(MR_RESOURCE_EXHAUSTED, "can't duplicate a descriptor (raise `ulimit -n`)", errno);
   }
+  const auto head = frame_head(type, pass_fd ? kCarriesFd : uint16_t{0}, id, payload.size() + more.size());
+  // What the socket takes at once is not copied.
+  size_t skip = 0;
+  bool flush = out_.empty();
+  if (flush && !pass_fd && state_ == State::up) {
+    const iovec parts[] = {part_of(head), part_of(payload), part_of(more)};
+    const auto io = stream_.write(parts, 3);
+    skip = io.bytes;
+    if (skip == head.size() + payload.size() + more.size()) return;
+    flush = io.closed || !io.status.ok();  // which meets the failure again, and deals with it
+  }
+  out.bytes.reserve(head.size() + payload.size() + more.size() - skip);
+  for (ByteView piece : {ByteView(head), payload, more}) {
+    const size_t skipped = std::min(skip, piece.size());
+    skip -= skipped;
+    out.bytes.insert(out.bytes.end(), piece.begin() + static_cast<ptrdiff_t>(skipped), piece.end());
+  }
   queued_bytes_ += out.bytes.size();
   out_.push_back(std::move(out));
-  if (out_.size() == 1) flush_on_loop();
+  flush ? flush_on_loop() : want_on_loop();
+}
+
+void ControlStream::drain_on_loop() {
+  const auto self = shared_from_this();
+  while (state_ == State::up && read_on_loop()) {
+  }
 }
 
 void ControlStream::flush_on_loop() {

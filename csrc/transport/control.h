@@ -41,10 +41,13 @@ class ControlStream : public Loop::Watcher, public std::enable_shared_from_this<
 
   void start_on_loop();
   void set_handler_on_loop(Handler* handler) { handler_ = handler; }
-  void send_on_loop(uint16_t type, uint64_t id, ByteView payload, const Fd* pass_fd = nullptr);
+  // The payload may come in two pieces.
+  void send_on_loop(uint16_t type, uint64_t id, ByteView payload, const Fd* pass_fd = nullptr, ByteView more = {});
+  void drain_on_loop();  // takes what has arrived, once the other end is known to send no more
   // Tells the handler, once. With a text the peer is told why.
   void close_on_loop(const Status& status, bool say_why);
 
+  bool has_unsent() const { return !out_.empty(); }
   bool up() const { return state_ == State::up; }
   bool closed() const { return state_ == State::closed; }
   const PeerInfo& info() const { return info_; }

@@ -11,7 +11,7 @@ namespace mr {
 namespace {
 
 constexpr double kQuietPoll = 0.001, kLateQuietPoll = 0.05;
-constexpr double kCloseTimeout = 10.0;
+constexpr double kCloseTimeout = 10.0, kFlushTimeout = 1.0;
 
 std::string join(const std::vector<std::string>& parts) {
   std::string out;
@@ -98,6 +98,7 @@ void Node::check_usable() const {
 
 void Node::close() {
   if (!is_this_process(pid_) || closed_.exchange(true)) return;
+  inbox_.close();
   const Status why = fail(MR_CANCELLED, "the engine was closed");
   const Time deadline = after(options_.raw.drop_timeout);
   const auto ended = regions_.end_all();
@@ -110,18 +111,26 @@ void Node::close() {
   });
   for (const Time end = after(kCloseTimeout); ops_in_flight_.load() != 0 && Clock::now() < end;)
     std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  flush(after(kFlushTimeout));
   run_and_wait([&] {
     for (const auto& peer : all_peers()) peer->close_on_loop(why);
   });
-  {
-    std::lock_guard guard(inbox_lock_);
-    inbox_filled_.notify_all();
-  }
   for (const auto& region : ended) regions_.release(region);
   loop_->barrier();
   loop_->stop();
   sessions_.clear();
   regions_.close();
+}
+
+// The last messages go out, to peers that read.
+void Node::flush(Time deadline) {
+  for (bool unsent = true; unsent && Clock::now() < deadline;) {
+    run_and_wait([&] {
+      const auto peers = all_peers();
+      unsent = std::any_of(peers.begin(), peers.end(), [](const auto& peer) { return peer->has_unsent_on_loop(); });
+    });
+    if (unsent) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
 }
 
 void Node::run_and_wait(const Task& task) {
@@ -272,57 +281,60 @@ Bytes Node::lookup(const std::string& name) {
 
 // ---- Messages ----
 
-void Node::deliver_on_loop(Peer& from, ByteView data) {
-  from.count_message_on_loop(data.size());
-  if (handler_ != nullptr) return handle_on_loop(from, from.info().address, data, from.connection());
-  auto message = std::make_unique<Message>(
-      Message{from.shared_from_this(), from.connection(), from.info().address, Bytes(data.begin(), data.end())});
-  std::lock_guard guard(inbox_lock_);
-  inbox_.push_back(std::move(message));
-  inbox_filled_.notify_one();
+void Node::watch(const std::shared_ptr<Peer>& peer, const std::string& address) {
+  auto op = std::make_shared<Op>();
+  op->verb = Verb::watch;
+  op->for_inbox = true;
+  op->name = address;
+  op->submitted = Clock::now();
+  op->peer_name = peer->address().name;
+  submit(peer, op);
 }
 
-void Node::handle_on_loop(Peer& from, const std::string& sender, ByteView data, uint64_t connection) {
+void Node::watched_lost_on_loop(const std::string& address, const Status& why) {
+  inbox_.add_notice_on_loop(address, why);
+}
+
+void Node::deliver_on_loop(Peer& from, const std::shared_ptr<Intake>& intake, ByteView head, ByteView body) {
+  if (handler_ == nullptr) return inbox_.add_on_loop(intake, from.info().address, head, body);
+  Bytes whole;
+  if (!body.empty()) {
+    whole.assign(head.begin(), head.end());
+    whole.insert(whole.end(), body.begin(), body.end());
+    head = whole;
+  }
+  handle_on_loop(from, from.info().address, head);
+  intake->read(message_cost(head.size()));
+}
+
+void Node::handle_on_loop(Peer& from, const std::string& sender, ByteView data) {
   handling_from_ = &from;
   handler_(handler_context_, sender.c_str(), data.data(), data.size());
   handling_from_ = nullptr;
-  from.give_credit_on_loop(data.size(), connection);
-}
-
-std::unique_ptr<Message> Node::next_message(double timeout) {
-  const auto ready = [this] { return !inbox_.empty() || closed_.load(); };
-  std::unique_lock guard(inbox_lock_);
-  if (timeout < 0)
-    inbox_filled_.wait(guard, ready);
-  else
-    inbox_filled_.wait_for(guard, std::chrono::duration<double>(std::min(timeout, 1e9)), ready);
-  if (inbox_.empty()) return nullptr;
-  auto message = std::move(inbox_.front());
-  inbox_.pop_front();
-  return message;
-}
-
-void Node::message_read(const Message& message) {
-  if (!closed_)
-    loop_->run([peer = message.from, connection = message.connection, bytes = message.data.size()] {
-      peer->give_credit_on_loop(bytes, connection);
-    });
 }
 
 void Node::set_message_handler(mr_message_handler handler, void* context) {
   loop_->run([this, handler, context] {
     handler_ = handler;
     handler_context_ = context;
-    if (handler == nullptr) return;
-    std::deque<std::unique_ptr<Message>> early;  // what came before there was a handler
-    {
-      std::lock_guard guard(inbox_lock_);
-      early.swap(inbox_);
-    }
-    for (const auto& message : early)
-      handle_on_loop(*message->from, message->sender, message->data, message->connection);
+    if (handler != nullptr) handle_early_on_loop();
   });
   if (!loop_->held()) loop_->barrier();
+}
+
+// What came before there was a handler. Notices are for those who take.
+void Node::handle_early_on_loop() {
+  for (const auto& batch : inbox_.empty()) {
+    Reader in(batch->bytes);
+    for (uint64_t left = batch->count; left > 0; --left) {
+      mr_incoming entry;
+      std::memcpy(&entry, in.raw(sizeof entry).data(), sizeof entry);
+      const ByteView address = in.raw(entry.sender_length), data = in.raw(entry.data_length);
+      const std::string sender(address.begin(), address.end());
+      if (entry.kind == MR_OK) handle_on_loop(*peer_of(Address::parse(sender)), sender, data);
+    }
+    batch->settle();
+  }
 }
 
 Status Node::reply_message(ByteView data) {

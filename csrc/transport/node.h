@@ -1,8 +1,6 @@
 // One engine: its loop, its memory, its doors and everyone it knows.
 #pragma once
 
-#include <condition_variable>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -13,13 +11,6 @@
 
 namespace mr {
 
-struct Message {
-  std::shared_ptr<Peer> from;
-  uint64_t connection;  // of that peer: credit is due to this one only
-  std::string sender;   // address
-  Bytes data;
-};
-
 class Node : public Home, public std::enable_shared_from_this<Node> {
  public:
   static std::shared_ptr<Node> create(Options options, std::vector<LaneType> lanes);
@@ -27,6 +18,7 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
 
   // Ends every operation, every peer and the loop thread; returns when nothing of ours runs any more.
   void close();
+  bool is_ours() const { return is_this_process(pid_); }  // not in a forked child of the process that made it
   void check_usable() const;  // throws MR_CONFIG: closed, or a forked child of the process that made it
 
   const std::string& address() const { return self_.address; }
@@ -46,8 +38,9 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
   void publish(const std::string& name, Bytes data);
   void unpublish(const std::string& name);
 
-  std::unique_ptr<Message> next_message(double timeout);
-  void message_read(const Message& message);
+  Inbox& inbox() { return inbox_; }
+  // Tells the inbox when the peer is lost, once, as of `address`.
+  void watch(const std::shared_ptr<Peer>& peer, const std::string& address);
   void set_message_handler(mr_message_handler handler, void* context);
   Status reply_message(ByteView data);
 
@@ -60,7 +53,8 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
   const std::vector<LaneType>& lanes() override { return lanes_; }
   void drop_on_loop(uint64_t region_id, std::function<void(Status)> done) override;
   Bytes lookup(const std::string& name) override;
-  void deliver_on_loop(Peer& from, ByteView message) override;
+  void deliver_on_loop(Peer& from, const std::shared_ptr<Intake>& intake, ByteView head, ByteView body) override;
+  void watched_lost_on_loop(const std::string& address, const Status& why) override;
   void session_on_loop(uint64_t session_id, const std::shared_ptr<Peer>& peer, bool begin) override;
   void count(const char* counter, uint64_t amount) override { counters_.add(counter, amount); }
   void op_ended() override { ops_in_flight_.fetch_sub(1); }
@@ -69,7 +63,9 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
   Node(Options options, std::vector<LaneType> lanes);
   void start();
   void run_and_wait(const Task& task);
-  void handle_on_loop(Peer& from, const std::string& sender, ByteView data, uint64_t connection);
+  void flush(Time deadline);
+  void handle_on_loop(Peer& from, const std::string& sender, ByteView data);
+  void handle_early_on_loop();
   void begin_op();
   void arrived_on_loop(std::shared_ptr<ControlStream> stream);
   void await_quiet_on_loop(const RegionRef& region, Time deadline, std::function<void(Status)> done);
@@ -97,9 +93,7 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
   std::mutex published_lock_;
   std::unordered_map<std::string, Bytes> published_;
 
-  std::mutex inbox_lock_;
-  std::condition_variable inbox_filled_;
-  std::deque<std::unique_ptr<Message>> inbox_;
+  Inbox inbox_{loop_};
   mr_message_handler handler_ = nullptr;
   void* handler_context_ = nullptr;
   Peer* handling_from_ = nullptr;

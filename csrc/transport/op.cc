@@ -8,7 +8,6 @@
 #include <cmath>
 
 namespace mr {
-namespace {}  // namespace
 
 const char* verb_name(Verb verb) {
   switch (verb) {
@@ -89,8 +88,12 @@ bool mr_op::finish(Status status) {
 }
 
 void mr_op::set_helper(std::shared_ptr<OpHelper> helper) {
-  std::lock_guard guard(lock_);
-  if (!done()) helper_ = std::move(helper);
+  {
+    std::lock_guard guard(lock_);
+    if (done()) return;
+    helper_ = std::move(helper);
+  }
+  if ((state_.load() & kLed) != 0) loop->nudge();
 }
 
 std::shared_ptr<OpHelper> mr_op::helper() {
@@ -118,7 +121,7 @@ bool mr_op::wait(double timeout) {
       return self->done() || self->helper() != nullptr;
     };
     if (loop != nullptr) state_.fetch_or(kLed);
-    if (loop == nullptr || !loop->lead(until, go_back, this)) sleep_until(until);
+    if (loop == nullptr || loop->lead(until, go_back, this) == Loop::Lead::refused) sleep_until(until);
   }
   return done();
 }

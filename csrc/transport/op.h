@@ -52,7 +52,8 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
   uint32_t flags = 0;
   bool has_notify = false;
   uint64_t notify = 0, operand[2] = {0, 0};
-  std::string name;  // lookup
+  std::string name;        // lookup; or the address that an inbox watches
+  bool for_inbox = false;  // a watch
   mr::Time submitted, deadline = mr::Time::max();
   std::shared_ptr<mr::Loop> loop;  // of the engine: a waiter may help it along
   std::weak_ptr<mr::Peer> peer;

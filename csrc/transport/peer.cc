@@ -68,17 +68,19 @@ class Peer::ProcessWatch : public Loop::Watcher {
  private:
   void on_event(uint32_t) override {
     const auto self = peer_.shared_from_this();
-    // Its last words may still be in the stream: the stream's end is handled first if it is there.
     peer_.loop().unwatch_on_loop(pidfd_.get());
-    peer_.loop().post([self] { self->lost_on_loop(self->process_ended()); });
+    peer_.loop().post([self] { self->process_ended_on_loop(); });
   }
 
   Peer& peer_;
   Fd pidfd_, statm_;
 };
 
-Status Peer::process_ended() const {
-  return fail(MR_PEER_LOST, "its process (pid " + std::to_string(info_.pid) + ") has ended");
+// Its last words may still be in the stream. Its end too, unless a forked child holds the stream open.
+void Peer::process_ended_on_loop() {
+  for (const auto& stream : std::vector(streams_)) stream->drain_on_loop();
+  if (state_ == State::up)
+    lost_on_loop(fail(MR_PEER_LOST, "its process (pid " + std::to_string(info_.pid) + ") has ended"));
 }
 
 Peer::Peer(Home& home, Address address) : home_(home), address_(std::move(address)) {
@@ -133,6 +135,10 @@ void Peer::admit_on_loop(const OpRef& op) {
   resting_ = false;
   if (state_ == State::closed) return finish_on_loop(op, fail(MR_CONFIG, "the engine is closed"));
   if (op->stopping()) return finish_on_loop(op, stopped(op->stop_kind, *op));
+  if (op->for_inbox) {
+    if (inbox_watch_) return finish_on_loop(op, {});
+    inbox_watch_ = op;
+  }
   if (op->deadline != Time::max()) {
     op->timer = loop().at_on_loop(op->deadline, [this, op] {
       op->has_timer = false;
@@ -238,6 +244,11 @@ void Peer::finish_on_loop(const OpRef& op, Status status) {
   if (pending_.erase(op) == 0) return;
   num_watches_ -= op->verb == Verb::watch;
   if (!status.ok()) count("ops_failed", 1);
+  if (op == inbox_watch_) {
+    inbox_watch_.reset();
+    if (status.kind != MR_CANCELLED)
+      home_.watched_lost_on_loop(op->name, Status{status.kind, status.sys_errno, info_.name + ": " + status.text});
+  }
   op->finish(std::move(status));
   home_.op_ended();
   rest_on_loop();
@@ -301,14 +312,7 @@ void Peer::up_on_loop(std::shared_ptr<ControlStream> stream) {
   info_ = stream->info();
   last_heard_ = Clock::now();
   watch_process_on_loop();
-  {
-    std::lock_guard guard(window_lock_);
-    window_ = info_.message_window;
-    max_frame_ = info_.max_frame;
-    window_used_ = 0;
-    window_up_ = true;
-  }
-  unread_ = credit_due_ = 0;
+  open_window_on_loop();
   Links fresh;
   for (const auto& type : home_.lanes()) {
     const bool offered = ("," + info_.lanes + ",").find("," + std::string(type.name) + ",") != std::string::npos;
@@ -324,6 +328,17 @@ void Peer::become_self_on_loop() {
   resting_ = false;
   info_ = home_.self();
   set_links_on_loop({{make_local(*this), ~0u, 0}});
+  ++connection_;
+  open_window_on_loop();
+}
+
+void Peer::open_window_on_loop() {
+  intake_ = std::make_shared<Intake>(weak_from_this(), options().raw.message_window_bytes);
+  std::lock_guard guard(window_lock_);
+  window_ = info_.message_window;
+  max_frame_ = info_.max_frame;
+  window_used_ = 0;
+  window_of_ = connection_;
 }
 
 void Peer::watch_process_on_loop() {
@@ -356,7 +371,7 @@ void Peer::lost_on_loop(const Status& why) {
   }
   {
     std::lock_guard guard(window_lock_);
-    window_up_ = false;
+    window_of_ = 0;
     window_opened_.notify_all();
   }
   const auto gone = links();
@@ -375,6 +390,10 @@ void Peer::lost_on_loop(const Status& why) {
 
 void Peer::stop_all_on_loop(int kind) {
   for (const auto& op : std::vector<OpRef>(pending_.begin(), pending_.end())) stop_on_loop(op, kind);
+}
+
+bool Peer::has_unsent_on_loop() const {
+  return std::any_of(streams_.begin(), streams_.end(), [](const auto& stream) { return stream->has_unsent(); });
 }
 
 void Peer::close_on_loop(const Status& why) {
@@ -427,7 +446,7 @@ void Peer::probe_on_loop() {
     if (!self) return;
     self->probing_ = self->state_ == State::up && self->process_ && self->pending_.size() > self->num_watches_;
     if (!self->probing_) return;
-    if (!self->process_->has_memory()) return self->lost_on_loop(self->process_ended());
+    if (!self->process_->has_memory()) return self->process_ended_on_loop();
     self->probe_on_loop();
   });
 }
@@ -481,9 +500,11 @@ void Peer::request_on_loop(uint16_t type, Bytes payload, std::function<void(Repl
 
 void Peer::on_frame(ControlStream& stream, Frame& frame) {
   heard_on_loop();
-  if (frame.type == kReply) {
-    return settle_on_loop(frame.id, decode_reply(frame));
+  if (frame.type == kMessage) {
+    intake_->arrived(message_cost(frame.payload.size()));
+    return home_.deliver_on_loop(*this, intake_, frame.payload, {});
   }
+  if (frame.type == kReply) return settle_on_loop(frame.id, decode_reply(frame));
   std::function<void(Reply)> answer;
   if (frame.id != 0) {
     answer = [weak = stream.weak_from_this(), id = frame.id](Reply reply) {
@@ -556,16 +577,9 @@ Reply Peer::serve_on_loop(uint16_t type, Reader& in, std::vector<Fd>& fds) {
     case kLookup:
       reply.payload = home_.lookup(in.text(kMaxText));
       break;
-    case kMessage:
-      home_.deliver_on_loop(*this, in.rest());
+    case kCredit:
+      credit_on_loop(in.get<uint64_t>());
       break;
-    case kCredit: {
-      const auto bytes = in.get<uint64_t>();
-      std::lock_guard guard(window_lock_);
-      window_used_ -= std::min(bytes, window_used_);
-      window_opened_.notify_all();
-      break;
-    }
     default:
       return serve_lane_on_loop(type, in, fds);
   }
@@ -598,84 +612,138 @@ std::string Peer::lane_name(const RemoteRegion& remote) {
 
 // ---- Messages ----
 
-Status Peer::send_message(ByteView data, double timeout) {
-  const Time deadline = timeout < 0 ? Time::max() : after(std::min(timeout, 1e9));
-  std::unique_lock guard(window_lock_);
-  if (!window_up_) return fail(MR_PEER_LOST, "not connected");
-  if (data.size() > max_frame_)
-    return fail(MR_RESOURCE_EXHAUSTED, "a message of " + std::to_string(data.size()) +
-                                           " bytes is over the peer's limit of " + std::to_string(max_frame_) +
-                                           " (its option max_frame_bytes)");
-  if (data.size() > window_ / 2)
-    return fail(MR_RESOURCE_EXHAUSTED, "a message of " + std::to_string(data.size()) +
-                                           " bytes is over half of the peer's window of " + std::to_string(window_) +
-                                           " (option message_window_bytes)");
-  // One at a time, so that messages of two threads keep the order in which they took their place.
-  const auto must_wait = [&] { return window_up_ && (handing_over_ || window_used_ + data.size() > window_); };
-  OpRef watch;  // while we wait: a peer that has stopped reads no messages either
-  for (bool in_time = true; in_time && must_wait();) {
-    if (!watch) {
-      guard.unlock();
-      watch = watch_while_waiting();
-      guard.lock();
-    } else if (deadline == Time::max()) {
-      window_opened_.wait(guard);
-    } else {
-      in_time = window_opened_.wait_until(guard, deadline) == std::cv_status::no_timeout;
-    }
-  }
-  Status outcome;
-  if (!window_up_) outcome = fail(MR_PEER_LOST, "the peer was lost");
-  if (must_wait()) outcome = fail(MR_TRANSFER_TIMEOUT, "the peer reads no messages and its window is full");
-  if (outcome.ok()) {
-    window_used_ += data.size();
-    handing_over_ = true;
-  }
-  guard.unlock();  // the loop takes it, and may run in this thread now
-  if (watch) stop(watch, MR_CANCELLED);
-  if (!outcome.ok()) return outcome;
-  loop().run([self = shared_from_this(), bytes = Bytes(data.begin(), data.end())]() mutable {
-    self->send_on_loop(kMessage, std::move(bytes), nullptr);
+Status Peer::send_message(ByteView head, ByteView body, double timeout) {
+  const Time deadline = timeout < 0 ? Time::max() : after(timeout);
+  uint64_t connection = 0;
+  if (Status failed = take_window(head.size() + body.size(), deadline, &connection); !failed.ok()) return failed;
+  bool sent = true;
+  if (loop().run_here([&] { sent = message_on_loop(head, body, connection); }))
+    return sent ? Status{} : fail(MR_PEER_LOST, "the peer was lost");
+  Bytes bytes(head.begin(), head.end());
+  bytes.insert(bytes.end(), body.begin(), body.end());
+  loop().run([self = shared_from_this(), connection, bytes = std::move(bytes)] {
+    self->message_on_loop(bytes, {}, connection);  // else lost, like one that was on its way
   });
-  guard.lock();
-  handing_over_ = false;
-  window_opened_.notify_all();
   return {};
 }
 
-OpRef Peer::watch_while_waiting() {
-  auto watch = std::make_shared<Op>();
-  watch->verb = Verb::watch;
-  watch->submitted = Clock::now();
-  watch->peer_name = address_.name;
-  home_.submit(shared_from_this(), watch);
-  return watch;
+Status Peer::take_window(uint64_t size, Time deadline, uint64_t* connection) {
+  const uint64_t cost = message_cost(size);
+  std::unique_lock guard(window_lock_);
+  if (window_of_ == 0) {
+    guard.unlock();
+    if (Status failed = connect_within(deadline); !failed.ok()) return failed;
+    guard.lock();
+    if (window_of_ == 0) return fail(MR_PEER_LOST, "the peer was lost");
+  }
+  *connection = window_of_;
+  if (size > max_frame_)
+    return fail(MR_RESOURCE_EXHAUSTED,
+                "over the peer's limit of " + std::to_string(max_frame_) + " bytes (its option max_frame_bytes)");
+  if (cost > window_ / 2)
+    return fail(MR_RESOURCE_EXHAUSTED, "over half of the peer's window of " + std::to_string(window_) +
+                                           " bytes (its option message_window_bytes)");
+  if (!senders_.empty() || window_used_ + cost > window_) return wait_for_window(guard, cost, deadline, *connection);
+  window_used_ += cost;
+  return {};
+}
+
+// First come, first served: a large message gets its room although small ones would fit before.
+Status Peer::wait_for_window(std::unique_lock<std::mutex>& guard, uint64_t cost, Time deadline, uint64_t connection) {
+  const Status full = fail(MR_TRANSFER_TIMEOUT, "the peer reads no messages and its window is full");
+  if (Clock::now() >= deadline) return full;
+  senders_.push_back(&cost);
+  guard.unlock();
+  OpRef watch;  // a peer that has stopped reads no messages either
+  Status failed;
+  try {
+    watch = start(Verb::watch, Time::max());
+  } catch (const Error& error) {
+    failed = error.status();
+  }
+  guard.lock();
+  const auto connected = [&] { return window_of_ == connection; };
+  const auto my_turn = [&] { return senders_.front() == &cost && window_used_ + cost <= window_; };
+  for (bool in_time = failed.ok(); in_time && connected() && !my_turn();) {
+    if (deadline == Time::max())
+      window_opened_.wait(guard);
+    else
+      in_time = window_opened_.wait_until(guard, deadline) == std::cv_status::no_timeout;
+  }
+  if (failed.ok() && !connected())
+    failed = fail(MR_PEER_LOST, "the peer was lost");
+  else if (failed.ok() && !my_turn())
+    failed = full;
+  else if (failed.ok())
+    window_used_ += cost;
+  std::erase(senders_, &cost);
+  if (!senders_.empty()) window_opened_.notify_all();
+  guard.unlock();
+  if (watch) stop(watch, MR_CANCELLED);
+  return failed;
+}
+
+OpRef Peer::start(Verb verb, Time deadline) {
+  auto op = std::make_shared<Op>();
+  op->verb = verb;
+  op->submitted = Clock::now();
+  op->deadline = deadline;
+  op->peer_name = address_.name.empty() ? address_.tcp.text() : address_.name;
+  home_.submit(shared_from_this(), op);
+  return op;
+}
+
+Status Peer::connect_within(Time deadline) {
+  const OpRef op = start(Verb::connect, deadline);
+  op->wait(-1);
+  return op->status();
+}
+
+// False where the connection that granted the window is gone.
+bool Peer::message_on_loop(ByteView head, ByteView body, uint64_t connection) {
+  if (connection != connection_) return false;
+  if (state_ == State::self) {
+    intake_->arrived(message_cost(head.size() + body.size()));
+    home_.deliver_on_loop(*this, intake_, head, body);
+    return true;
+  }
+  if (streams_.empty()) return false;
+  streams_.front()->send_on_loop(kMessage, 0, head, nullptr, body);
+  return true;
 }
 
 Status Peer::reply_message_on_loop(ByteView data) {
-  if (streams_.empty()) return fail(MR_PEER_LOST, "not connected");
   {
     std::lock_guard guard(window_lock_);
-    if (window_used_ + data.size() > window_)
+    if (window_of_ == 0) return fail(MR_PEER_LOST, "not connected");
+    if (window_used_ + message_cost(data.size()) > window_)
       return fail(MR_RESOURCE_EXHAUSTED, "the peer reads no messages and its window is full");
-    window_used_ += data.size();
+    window_used_ += message_cost(data.size());
   }
-  streams_.front()->send_on_loop(kMessage, 0, data);
-  return {};
+  return message_on_loop(data, {}, connection_) ? Status{} : fail(MR_PEER_LOST, "not connected");
 }
 
-void Peer::count_message_on_loop(uint64_t bytes) {
-  unread_ += bytes;
-  if (unread_ > options().raw.message_window_bytes)
-    throw Error(MR_PROTOCOL, "messages past the window that was granted");
+void Peer::give_credit(const std::shared_ptr<Intake>& intake) {
+  loop().run([self = shared_from_this(), intake] {
+    if (intake != self->intake_) return;  // of an earlier connection
+    const uint64_t bytes = intake->take_credit();
+    if (self->state_ == State::self)
+      self->credit_on_loop(bytes);
+    else
+      self->send_on_loop(kCredit, Writer().put(bytes).take(), nullptr);
+  });
 }
 
-void Peer::give_credit_on_loop(uint64_t bytes, uint64_t connection) {
-  if (connection != connection_) return;
-  unread_ -= std::min(bytes, unread_);
-  credit_due_ += bytes;
-  if (credit_due_ < options().raw.message_window_bytes / 4 || streams_.empty()) return;
-  send_on_loop(kCredit, Writer().put(std::exchange(credit_due_, 0)).take(), nullptr);
+void Peer::credit_on_loop(uint64_t bytes) {
+  std::lock_guard guard(window_lock_);
+  window_used_ -= std::min(bytes, window_used_);
+  window_opened_.notify_all();
+}
+
+void Peer::unwatch() {
+  loop().run([self = shared_from_this()] {
+    if (self->inbox_watch_) self->stop_on_loop(OpRef(self->inbox_watch_), MR_CANCELLED);
+  });
 }
 
 }  // namespace mr

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <condition_variable>
+#include <deque>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -11,9 +12,13 @@
 
 #include "control.h"
 #include "dialer.h"
+#include "inbox.h"
 #include "lane.h"
 
 namespace mr {
+
+// What a message takes of the window: it bounds the memory that many small ones need, too.
+inline uint64_t message_cost(uint64_t bytes) { return bytes + 128; }
 
 // What all peers of an engine share and serve from. Implemented by the engine; no lane is named below this line.
 class Home {
@@ -34,7 +39,8 @@ class Home {
   virtual void drop_on_loop(uint64_t region_id, std::function<void(Status)> done) = 0;
   // A published blob; throws MR_CONFIG where there is none.
   virtual Bytes lookup(const std::string& name) = 0;
-  virtual void deliver_on_loop(Peer& from, ByteView message) = 0;
+  virtual void deliver_on_loop(Peer& from, const std::shared_ptr<Intake>& intake, ByteView head, ByteView body) = 0;
+  virtual void watched_lost_on_loop(const std::string& address, const Status& why) = 0;
   virtual void session_on_loop(uint64_t session_id, const std::shared_ptr<Peer>& peer, bool begin) = 0;
   virtual void count(const char* counter, uint64_t amount) = 0;
   virtual void op_ended() = 0;
@@ -57,6 +63,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   void adopt_on_loop(std::shared_ptr<ControlStream> stream);  // accepted; it is up
   void become_self_on_loop();                                 // this process itself
   void stop_all_on_loop(int kind);
+  bool has_unsent_on_loop() const;        // frames that its socket has not taken yet
   void close_on_loop(const Status& why);  // ends everything, for good
   bool touches(uint64_t region_id);
   bool resting() const { return resting_.load(); }              // not connected, and nothing pending: may be forgotten
@@ -65,12 +72,12 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   const Address& address() const { return address_; }
   std::string lane_name(const RemoteRegion& remote);  // any thread; "" while not connected
 
-  // Messages: any thread. Waits while the peer's window is full.
-  Status send_message(ByteView data, double timeout);
+  // Messages: any thread. Connects if need be, and waits while the peer's window is full.
+  Status send_message(ByteView head, ByteView body, double timeout);
   Status reply_message_on_loop(ByteView data);
-  void count_message_on_loop(uint64_t bytes);                     // arrived; throws MR_PROTOCOL past the window
-  void give_credit_on_loop(uint64_t bytes, uint64_t connection);  // read
-  uint64_t connection() const { return connection_; }             // on the loop: how often it was up
+  void give_credit(const std::shared_ptr<Intake>& intake);
+  // While it is watched: heartbeats, and its loss is told to home, under the address in the watch's name.
+  void unwatch();
 
   // LinkHost
   Loop& loop() override { return home_.loop(); }
@@ -112,9 +119,15 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   void lost_on_loop(const Status& why);
   void beat_on_loop();
   void probe_on_loop();
-  Status process_ended() const;
-  OpRef watch_while_waiting();
+  OpRef start(Verb verb, Time deadline);
+  Status take_window(uint64_t size, Time deadline, uint64_t* connection);
+  Status wait_for_window(std::unique_lock<std::mutex>& guard, uint64_t cost, Time deadline, uint64_t connection);
+  void credit_on_loop(uint64_t bytes);
+  Status connect_within(Time deadline);
+  bool message_on_loop(ByteView head, ByteView body, uint64_t connection);
   void watch_process_on_loop();
+  void process_ended_on_loop();
+  void open_window_on_loop();
   void on_up(ControlStream& stream) override;
   void on_frame(ControlStream& stream, Frame& frame) override;
   void on_closed(ControlStream& stream, const Status& status) override;
@@ -136,9 +149,9 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   std::shared_ptr<Dialer> dialer_;
   std::vector<std::shared_ptr<ControlStream>> streams_;  // the first carries what we begin
   std::unordered_set<OpRef> pending_;
-  std::vector<OpRef> waiting_;  // for the connection
-  size_t num_watches_ = 0;      // of the pending ones
-  uint64_t next_request_ = 1, connection_ = 0;
+  std::vector<OpRef> waiting_;                  // for the connection
+  size_t num_watches_ = 0;                      // of the pending ones
+  uint64_t next_request_ = 1, connection_ = 0;  // connection_: how often it was up
   std::unordered_map<uint64_t, std::function<void(Reply)>> requests_;
   Time last_heard_{}, next_beat_{};
   bool beating_ = false, probing_ = false;
@@ -151,9 +164,11 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   // Message window towards the peer.
   std::mutex window_lock_;
   std::condition_variable window_opened_;
+  std::deque<const void*> senders_;  // that wait, first come first
   uint64_t window_ = 0, window_used_ = 0, max_frame_ = 0;
-  bool window_up_ = false, handing_over_ = false;
-  uint64_t unread_ = 0, credit_due_ = 0;
+  uint64_t window_of_ = 0;  // the connection it belongs to; 0: not connected
+  std::shared_ptr<Intake> intake_;
+  OpRef inbox_watch_;
 };
 
 }  // namespace mr

@@ -8,35 +8,9 @@
 #include <thread>
 #include <vector>
 
-#include "check.h"
+#include "engine_side.h"
 
 namespace {
-
-const uint8_t kSecret[] = "a secret of this test's two engines";
-
-struct Engine {
-  explicit Engine(const char* name, void (*change)(mr_options&) = nullptr) {
-    mr_options options;
-    mr_options_default(&options);
-    options.name = name;
-    options.secret = kSecret;
-    options.secret_len = sizeof kSecret;
-    if (change != nullptr) change(options);
-    mr_error error{};
-    if (mr_engine_create(&options, &handle, &error) != MR_OK) throw std::runtime_error(error.message);
-  }
-  ~Engine() { close(); }
-  void close() { mr_engine_close(std::exchange(handle, nullptr)); }
-  std::string address() const { return mr_engine_address(handle); }
-  uint64_t counter(const std::string& name) const {
-    std::string text(8192, 0);
-    mr_engine_counters(handle, text.data(), text.size());
-    const size_t at = text.find("\"" + name + "\": ");
-    return at == text.npos ? 0 : std::stoull(text.substr(at + name.size() + 4));
-  }
-
-  mr_engine* handle = nullptr;
-};
 
 struct Buffer {
   Buffer(Engine& owner, Engine& reader, void* memory, uint64_t size, uint32_t access = MR_READ | MR_WRITE) {
@@ -205,37 +179,13 @@ TEST(names_are_served_without_the_owners_threads) {
   CHECK_EQ(mr_unpublish(owner.handle, "weights", &error), MR_CONFIG);
 }
 
-TEST(messages_keep_their_order_and_the_window) {
-  Engine sender("sender"), receiver("receiver", [](mr_options& o) { o.message_window_bytes = 64 << 10; });
-  constexpr uint32_t kCount = 5000;
-  std::thread sending([&] {
-    std::vector<uint8_t> data(1000);
-    for (uint32_t i = 0; i < kCount; ++i) {
-      std::memcpy(data.data(), &i, sizeof i);
-      mr_error error{};
-      if (mr_message_send(sender.handle, receiver.address().c_str(), data.data(), data.size(), 20, &error) != MR_OK)
-        std::fprintf(stderr, "%s\n", error.message);
-    }
-  });
-  for (uint32_t i = 0; i < kCount; ++i) {
-    mr_message* message = nullptr;
-    CHECK_EQ(mr_message_next(receiver.handle, 20, &message, nullptr), 1);
-    uint64_t length;
-    uint32_t number;
-    std::memcpy(&number, mr_message_data(message, &length), sizeof number);
-    CHECK_EQ(number, i);
-    CHECK_EQ(length, 1000u);
-    CHECK_EQ(std::string(mr_message_sender(message)), sender.address());
-    mr_message_free(message);
-  }
-  sending.join();
-}
-
 TEST(a_handler_gets_what_came_before_it_and_replies) {
   Engine sender("sender"), receiver("receiver");
+  Receiver replies(sender);
+  Outbox to_receiver(sender, receiver.address());
   const uint8_t data[3] = {7, 8, 9};
   for (int i = 0; i < 2; ++i) {
-    CHECK_EQ(mr_message_send(sender.handle, receiver.address().c_str(), data, sizeof data, 20, nullptr), MR_OK);
+    CHECK_EQ(to_receiver.send({data, data + 3}, 20), MR_OK);
     // The first waits in the inbox until there is a handler; the second finds it.
     while (i == 0 && receiver.counter("streams_up") == 0) std::this_thread::yield();
     mr_message_set_handler(
@@ -244,30 +194,10 @@ TEST(a_handler_gets_what_came_before_it_and_replies) {
           mr_message_reply(static_cast<mr_engine*>(engine), bytes, length, nullptr);
         },
         receiver.handle);
-    mr_message* reply = nullptr;
-    CHECK_EQ(mr_message_next(sender.handle, 20, &reply, nullptr), 1);
-    uint64_t length = 0;
-    CHECK_EQ(mr_message_data(reply, &length)[2], 9u);
-    CHECK_EQ(length, 3u);
-    mr_message_free(reply);
+    CHECK_EQ(replies.take(20), 1);
+    CHECK(replies.entries.at(0).data == std::vector<uint8_t>({7, 8, 9}));
   }
   CHECK_EQ(mr_message_reply(receiver.handle, data, 3, nullptr), MR_CONFIG);  // not in a handler
-}
-
-TEST(a_sender_waits_for_a_reader_that_does_not_read) {
-  Engine sender("sender"), receiver("receiver", [](mr_options& o) { o.message_window_bytes = 64 << 10; });
-  std::vector<uint8_t> data(30'000);
-  mr_error error{};
-  const std::string to = receiver.address();
-  CHECK_EQ(mr_message_send(sender.handle, to.c_str(), data.data(), data.size(), 5, &error), MR_OK);
-  CHECK_EQ(mr_message_send(sender.handle, to.c_str(), data.data(), data.size(), 5, &error), MR_OK);
-  CHECK_EQ(mr_message_send(sender.handle, to.c_str(), data.data(), data.size(), 0.05, &error), MR_TRANSFER_TIMEOUT);
-  CHECK_EQ(mr_message_send(sender.handle, to.c_str(), data.data(), 40'000 - 7'000, 0.05, &error),
-           MR_RESOURCE_EXHAUSTED);
-  mr_message* message = nullptr;
-  CHECK_EQ(mr_message_next(receiver.handle, 5, &message, nullptr), 1);
-  mr_message_free(message);
-  CHECK_EQ(mr_message_send(sender.handle, to.c_str(), data.data(), data.size(), 5, &error), MR_OK);
 }
 
 TEST(closing_ends_everything_that_waits) {
