@@ -20,7 +20,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -29,7 +28,7 @@ from typing import Any
 
 from ..errors import ConfigError, PeerLost, ResourceExhausted, TransferTimeout
 from . import placement, template
-from .logs import LineSplitter
+from .started import STREAMS, OutputPipe, Started, guarded, how_it_ended, parent_of, status_of_zombie
 
 __all__ = ["ProcessSpec", "Started", "Template"]
 
@@ -37,9 +36,8 @@ _log = logging.getLogger(__name__)
 
 _ROOT = str(Path(__file__).resolve().parents[2])  # where `import monarch_rdma` finds the package
 _BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from monarch_rdma.actor.template import main; main({}, {})"
-_STREAMS = ("stdout", "stderr")
-_KEPT_LINES = 200  # per process and stream
 _READS_OF_A_FULL_PIPE = 16  # 64 KiB each
+_SLOWEST_DEATH = 30.0  # seconds that the kernel may need to take large memory apart
 _IN_FLIGHT = 32  # workers asked for and not answered yet: bounds descriptors under way
 
 OnLines = Callable[["Started", str, list[str]], None]
@@ -75,7 +73,7 @@ class ProcessSpec:
         if not isinstance(self.payload, bytes):
             raise ConfigError(f"payload is of type {type(self.payload).__name__}, but must be bytes")
         if self.cwd is not None and not os.path.isdir(self.cwd):
-            raise ConfigError(f"cwd is {self.cwd!r}, which is no directory")
+            raise ConfigError(f"cwd is {self.cwd!r}, which is no directory of this host")
         cpus, memory = placement.bound(self.bind)
         env = placement.environment(self.env, base)
         changes = placement.threads_changes(self.threads) | placement.visible_devices(self.visible_devices, env)
@@ -83,101 +81,19 @@ class ProcessSpec:
             "name": self.name,
             "payload": self.payload,
             "env": dict(self.env) | changes,
-            "cwd": self.cwd,
+            "cwd": None if self.cwd is None else os.path.abspath(self.cwd),
             "cpus": cpus,
             "memory": memory,
             "threads": self.threads,
         }
 
 
-class Started:
-    """A process that was started: a worker, or the template itself. Its methods may be called from any thread."""
-
-    def __init__(self, name: str, pid: int, pidfd: int) -> None:
-        self.name = name
-        self.pid = pid
-        self.pidfd = pidfd  # readable once the process has ended; -1 after that was seen
-        self._lock = threading.Lock()
-        self._returncode: int | None = None
-        self._ended = threading.Event()
-        self._callbacks: list[Callable[[Started], None]] = []
-        self._lines: dict[str, deque[str]] = {stream: deque(maxlen=_KEPT_LINES) for stream in _STREAMS}
-
-    def __repr__(self) -> str:
-        state = "running" if self._returncode is None else _how(self._returncode)
-        return f"<{self.name} pid {self.pid}: {state}>"
-
-    @property
-    def returncode(self) -> int | None:
-        """Exit code, or minus the signal that ended it; None while it runs."""
-        return self._returncode
-
-    def wait(self, timeout: float | None = None) -> int | None:
-        """The return code once it has ended; None if it still runs after `timeout` seconds."""
-        self._ended.wait(timeout)
-        return self._returncode
-
-    def on_exit(self, callback: Callable[[Started], None]) -> None:
-        """Calls `callback` once when it has ended and its last lines are in; at once if that is so already."""
-        with self._lock:
-            if not self._ended.is_set():
-                self._callbacks.append(callback)
-                return
-        callback(self)
-
-    def kill(self, sig: int = signal.SIGKILL) -> bool:
-        """Sends a signal; False if the process has ended."""
-        with self._lock:
-            if self.pidfd == -1:
-                return False
-            try:
-                signal.pidfd_send_signal(self.pidfd, sig)
-            except ProcessLookupError:
-                return False
-        return True
-
-    def tail(self, n: int = 20) -> dict[str, list[str]]:
-        """The last lines of "stdout" and "stderr", `n` of each at most (200 are kept)."""
-        with self._lock:
-            return {stream: list(lines)[-n:] if n > 0 else [] for stream, lines in self._lines.items()}
-
-    def _add_lines(self, stream: str, lines: list[str]) -> None:
-        with self._lock:
-            self._lines[stream].extend(lines)
-
-    def _end(self, returncode: int) -> None:
-        with self._lock:
-            self._returncode = returncode
-            os.close(self.pidfd)
-            self.pidfd = -1
-            self._ended.set()
-            callbacks, self._callbacks = self._callbacks, []
-        for callback in callbacks:
-            _guarded(callback, self)
-
-
-class _Pipe:
-    """The reading end of a process's stdout or stderr."""
-
-    def __init__(self, owner: Started, stream: str, fd: int) -> None:
-        self.owner, self.stream, self.fd = owner, stream, fd
-        self.splitter = LineSplitter()
-        os.set_blocking(fd, False)
-
-    def read(self) -> bytes | None:
-        """None where nothing is there now; b"" at the end."""
-        try:
-            return os.read(self.fd, 1 << 16)
-        except BlockingIOError:
-            return None
-
-
 class _Request:
     """A worker asked for: first its number, then the answer."""
 
-    def __init__(self, name: str, pipes: list[int]) -> None:
-        self.name = name
-        self.pipes = pipes  # reading ends, until a Started has them
+    def __init__(self, order: dict[str, Any]) -> None:
+        self.order = order
+        self.pipes: list[int] = []  # reading ends, until a Started has them
         self.answer: Started | str | None = None
         self.abandoned = False
 
@@ -233,16 +149,16 @@ class Template:
         # Of the watching thread:
         self._control_open = True
         self._workers: dict[int, Started] = {}  # by pid, until the template has said how it ended
-        self._pipes: dict[Started, list[_Pipe]] = {}
-        self._selector = selectors.DefaultSelector()
+        self._pipes: dict[Started, list[OutputPipe]] = {}
 
         self._popen, self._control, pipes = _execute(python, self._environment)
+        self._selector = selectors.DefaultSelector()
         self.process = Started(name, self._popen.pid, _above_stdio(os.pidfd_open(self._popen.pid)))
         self._register(self.process, pipes)
         self._selector.register(self._control, selectors.EVENT_READ, self._on_message)
         path = [place or os.getcwd() for place in sys.path] if python in (None, sys.executable) else []
         with contextlib.suppress(template.Disconnected):  # the thread will see how it ended
-            template.send(self._control, ("hello", path, sys.argv, list(preload), entry))
+            template.send(self._control, ("hello", f"monarch_rdma {name}", path, sys.argv, list(preload), entry))
         self._thread = threading.Thread(target=self._run, name=f"{name}-watcher", daemon=True)
         self._thread.start()
 
@@ -286,7 +202,8 @@ class Template:
             for order in orders:
                 if len(requests) >= _IN_FLIGHT:
                     self._answered(requests[-_IN_FLIGHT], deadline)
-                requests.append(self._ask(order, fds, deadline))
+                requests.append(_Request(order))  # before it is sent: also a Ctrl-C must find it
+                self._ask(requests[-1], fds, deadline)
             return [self._answered(request, deadline) for request in requests]
         except BaseException:
             self._abandon(requests)
@@ -304,19 +221,23 @@ class Template:
             self._closing = True
             self._gone = self._gone or f"{self.process.name} is closed"
             self._changed.notify_all()
-        if polite:
-            try:
+        try:
+            if polite:
                 self._send(("close", timeout), (), time.monotonic() + 0.5)
-                self._thread.join(timeout + 1)
-            except (template.Disconnected, TransferTimeout):
-                polite = False
-        if not polite:
-            self.process.kill()  # a template that is importing or stopped; the kernel ends its workers with it
-        if threading.current_thread() is not self._thread:
-            self._thread.join(timeout)
-            if self._thread.is_alive():
+            else:  # it may be importing or stopped; the kernel ends its workers with it
                 self.process.kill()
-                self._thread.join()
+        except (template.Disconnected, TransferTimeout):
+            self.process.kill()
+        if threading.current_thread() is not self._thread:
+            self._join(timeout + 1)
+
+    def _join(self, timeout: float) -> None:
+        self._thread.join(timeout)
+        if self._thread.is_alive():
+            self.process.kill()
+            self._thread.join(_SLOWEST_DEATH)
+            if self._thread.is_alive():
+                _log.warning("%s: killed processes do not end; they are held in the kernel", self.process.name)
 
     # --- asking ------------------------------------------------------------------------------------------------------
 
@@ -334,14 +255,14 @@ class Template:
         if self._gone:
             raise PeerLost(self._gone, peer=self.process.name)
 
-    def _ask(self, order: dict[str, Any], fds: Sequence[int], deadline: float) -> _Request:
-        readers, writers = _pipes()
-        request = _Request(order["name"], readers)
+    def _ask(self, request: _Request, fds: Sequence[int], deadline: float) -> None:
+        request.pipes, writers = _pipes()
+        request.order["fds"] = len(writers) + len(fds)
         with self._changed:
             number = next(self._numbers)
             self._requests[number] = request
         try:
-            self._send(("spawn", number, order), [*writers, *fds], deadline)
+            self._send(("spawn", number, request.order), [*writers, *fds], deadline)
         except template.Disconnected:
             with self._changed:
                 self._changed.wait_for(lambda: self._gone, 5)
@@ -377,7 +298,7 @@ class Template:
             if isinstance(request.answer, Started):
                 return request.answer
             if request.answer is not None:
-                raise ResourceExhausted(f"{request.name} cannot be started: {request.answer}")
+                raise ResourceExhausted(f"{request.order['name']} cannot be started: {request.answer}")
             self._raise_if_gone()
         raise self._timeout()
 
@@ -408,7 +329,7 @@ class Template:
 
     def _register(self, process: Started, pipes: list[int]) -> None:
         self._selector.register(process.pidfd, selectors.EVENT_READ, lambda: self._on_death(process))
-        self._pipes[process] = [_Pipe(process, stream, fd) for stream, fd in zip(_STREAMS, pipes, strict=True)]
+        self._pipes[process] = [OutputPipe(process, stream, fd) for stream, fd in zip(STREAMS, pipes, strict=True)]
         for pipe in self._pipes[process]:
             self._selector.register(pipe.fd, selectors.EVENT_READ, functools.partial(self._on_output, pipe))
 
@@ -421,10 +342,11 @@ class Template:
         what, *rest = message
         if what == "started":
             number, pid = rest
-            self._on_started(number, pid, _above_stdio(fds[0]))
+            self._on_started(number, pid, fds)
         elif what == "exited":
             pid, status = rest
-            self._ended(self._workers.pop(pid), os.waitstatus_to_exitcode(status))
+            if pid in self._workers:
+                self._ended(self._workers.pop(pid), os.waitstatus_to_exitcode(status))
         elif what == "refused":
             number, why = rest
             self._answer(number, why)
@@ -435,10 +357,17 @@ class Template:
         else:
             self._failure = rest[0]  # seen by those who wait when the template has ended, which comes next
 
-    def _on_started(self, number: int, pid: int, pidfd: int) -> None:
+    def _on_started(self, number: int, pid: int, fds: list[int]) -> None:
         with self._changed:
             request = self._requests[number]
-        process = Started(request.name, pid, pidfd)
+        if not fds:  # the kernel drops descriptors for which this process has no room
+            template.close_all(request.pipes)
+            request.pipes = []
+            if parent_of(pid) == self.process.pid:
+                os.kill(pid, signal.SIGKILL)
+            self._answer(number, "no descriptors are left here; `ulimit -n` raises the limit")
+            return
+        process = Started(request.order["name"], pid, _above_stdio(fds[0]))
         self._workers[pid] = process
         self._register(process, request.pipes)
         request.pipes = []
@@ -449,7 +378,7 @@ class Template:
             request = self._requests.pop(number)
             request.answer = answer
             self._changed.notify_all()
-        _close_all(request.pipes)
+        template.close_all(request.pipes)
         if request.abandoned and isinstance(answer, Started):
             answer.kill()
 
@@ -459,7 +388,7 @@ class Template:
         with self._changed:
             requests, self._requests = self._requests, {}
         for request in requests.values():
-            _close_all(request.pipes)
+            template.close_all(request.pipes)
         for process in list(self._workers.values()):
             if process.returncode is not None or process.pidfd not in self._selector.get_map():
                 self._on_death_unexplained(process)
@@ -469,7 +398,7 @@ class Template:
         if process is self.process:
             self._on_template_death()
             return
-        status = _status_of_zombie(process.pid)
+        status = status_of_zombie(process.pid)
         if status is not None:  # a stopped template would not tell
             self._ended(process, os.waitstatus_to_exitcode(status))
         if not self._control_open:
@@ -487,7 +416,7 @@ class Template:
         self._drain(self.process)
         last = " | ".join(self.process.tail(3)["stderr"])
         with self._changed:
-            end = f"{self.process.name} (pid {self.process.pid}) has ended with {_how(code)}"
+            end = f"{self.process.name} (pid {self.process.pid}) has ended with {how_it_ended(code)}"
             self._gone = self._gone or end + (f": {last}" if last else "")
             self._changed.notify_all()
         self._ended(self.process, code)
@@ -498,9 +427,9 @@ class Template:
         if process.pidfd in self._selector.get_map():
             self._selector.unregister(process.pidfd)
         self._drain(process)
-        process._end(returncode)
+        process.end(returncode)
 
-    def _on_output(self, pipe: _Pipe) -> bool:
+    def _on_output(self, pipe: OutputPipe) -> bool:
         """Hands on what a pipe has; whether there was something."""
         data = pipe.read()
         if data:
@@ -517,7 +446,7 @@ class Template:
                     break
             self._hand_on(pipe, pipe.splitter.finish())
 
-    def _close_pipe(self, pipe: _Pipe) -> None:
+    def _close_pipe(self, pipe: OutputPipe) -> None:
         self._hand_on(pipe, pipe.splitter.finish())
         self._selector.unregister(pipe.fd)
         os.close(pipe.fd)
@@ -525,11 +454,11 @@ class Template:
         if not self._pipes[pipe.owner]:
             del self._pipes[pipe.owner]
 
-    def _hand_on(self, pipe: _Pipe, lines: list[str]) -> None:
+    def _hand_on(self, pipe: OutputPipe, lines: list[str]) -> None:
         if lines:
-            pipe.owner._add_lines(pipe.stream, lines)
+            pipe.owner.add_lines(pipe.stream, lines)
             if self._on_lines is not None:
-                _guarded(self._on_lines, pipe.owner, pipe.stream, lines)
+                guarded(self._on_lines, pipe.owner, pipe.stream, lines)
 
 
 def _execute(python: str | None, env: dict[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket, list[int]]:
@@ -552,23 +481,15 @@ def _execute(python: str | None, env: dict[str, str]) -> tuple[subprocess.Popen[
             start_new_session=True,  # Ctrl-C is for this process, which then decides
         )
     except OSError as error:
-        _close_all(readers)
+        template.close_all(readers)
         mine.close()
         if isinstance(error, FileNotFoundError | PermissionError):
             raise ConfigError(f"python is {executable!r}, which cannot be executed: {error.strerror}") from None
         raise ResourceExhausted(f"no process can be started: {error.strerror}", sys_errno=error.errno or 0) from error
     finally:
         its.close()
-        _close_all([*writers, pidfd])
+        template.close_all([*writers, pidfd])
     return popen, mine, readers
-
-
-def _guarded(callback: Callable[..., object], *arguments: object) -> None:
-    """A callback's failure must not end the thread that watches."""
-    try:
-        callback(*arguments)
-    except Exception:
-        _log.exception("a callback of the launcher failed")
 
 
 def _pipes() -> tuple[list[int], list[int]]:
@@ -576,12 +497,12 @@ def _pipes() -> tuple[list[int], list[int]]:
     readers: list[int] = []
     writers: list[int] = []
     try:
-        for _ in _STREAMS:
+        for _ in STREAMS:
             reader, writer = os.pipe2(os.O_CLOEXEC)
             readers.append(reader)
             writers.append(writer)
     except OSError as error:
-        _close_all([*readers, *writers])
+        template.close_all([*readers, *writers])
         raise ResourceExhausted(
             f"no descriptors are left for a worker's output ({error.strerror}); `ulimit -n` raises the limit",
             sys_errno=error.errno or 0,
@@ -598,11 +519,6 @@ def _above_stdio(fd: int) -> int:
     return moved
 
 
-def _close_all(fds: Sequence[int]) -> None:
-    for fd in fds:
-        os.close(fd)
-
-
 def _check_fds(fds: Sequence[int]) -> None:
     if len(fds) > template.MAX_FDS - 2:
         raise ConfigError(f"fds has {len(fds)} descriptors, but at most {template.MAX_FDS - 2} can be handed down")
@@ -611,22 +527,3 @@ def _check_fds(fds: Sequence[int]) -> None:
             os.fstat(fd)
         except (OSError, TypeError):
             raise ConfigError(f"fds contains {fd!r}, which is no open descriptor") from None
-
-
-def _status_of_zombie(pid: int) -> int | None:
-    """The wait status of an ended process that nobody has waited for; None if somebody has."""
-    try:
-        with open(f"/proc/{pid}/stat") as stat:
-            fields = stat.read().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    return int(fields[49]) if fields[0] == "Z" else None  # exit_code, field 52 of proc(5)
-
-
-def _how(returncode: int) -> str:
-    if returncode >= 0:
-        return f"exit code {returncode}"
-    try:
-        return f"signal {signal.Signals(-returncode).name}"
-    except ValueError:
-        return f"signal {-returncode}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterable
@@ -12,6 +13,7 @@ from ..errors import ConfigError
 __all__ = ["LineSplitter", "LogPrinter"]
 
 _MAX_LINE = 1 << 16  # bytes; a longer line is cut into several
+_MOST_WAITING = 10_000  # different lines; beyond it they do not wait for the window's end
 
 
 class LineSplitter:
@@ -97,19 +99,24 @@ class LogPrinter:
             was_empty = not self._waiting
             for line in lines:
                 self._waiting.setdefault((stream, line), []).append(who)
-            if was_empty and self._waiting:
+            if len(self._waiting) >= _MOST_WAITING:
+                self._write_waiting()
+            elif was_empty and self._waiting:
                 self._after(self._window, self.flush)
 
     def flush(self) -> None:
         """Prints what waits."""
         with self._lock:
-            waiting, self._waiting = self._waiting, {}
-            self._write(
-                [
-                    (stream, self._prefixed(who[0], line) if len(who) == 1 else f"[{len(who)} similar] {line}")
-                    for (stream, line), who in waiting.items()
-                ]
-            )
+            self._write_waiting()
+
+    def _write_waiting(self) -> None:
+        waiting, self._waiting = self._waiting, {}
+        self._write(
+            [
+                (stream, self._prefixed(who[0], line) if len(who) == 1 else f"[{len(who)} similar] {line}")
+                for (stream, line), who in waiting.items()
+            ]
+        )
 
     def _prefixed(self, who: str, line: str) -> str:
         return f"[{who}] {line}" if self._prefix_with_rank else line
@@ -118,6 +125,7 @@ class LogPrinter:
         for stream in ("stdout", "stderr"):
             text = "".join(f"{line}\n" for name, line in lines if name == stream)
             target = self._targets[stream] or getattr(sys, stream)
-            if text and target is not None:  # a program without a terminal may have no stdout
-                target.write(text)
-                target.flush()
+            if text and target is not None:
+                with contextlib.suppress(OSError, ValueError):  # nobody reads any more: closed, or a broken pipe
+                    target.write(text)
+                    target.flush()

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import ConfigError
 
-__all__ = ["BIND_KEYS", "bound", "enter", "environment", "threads_changes", "visible_devices"]
+__all__ = ["BIND_KEYS", "bound", "enter", "environment", "set_title", "threads_changes", "visible_devices"]
 
 BIND_KEYS = ("cpunodebind", "membind", "physcpubind", "cpus")
 _NODES = "/sys/devices/system/node"
@@ -53,14 +53,19 @@ def visible_devices(devices: Sequence[int] | None, base: Mapping[str, str]) -> d
     numbers = list(devices)
     if any(not isinstance(n, int) or isinstance(n, bool) or n < 0 for n in numbers) or len(set(numbers)) < len(numbers):
         raise ConfigError(f"visible_devices is {devices!r}, but must be different integers from 0")
+    _check_shown(numbers, "ROCR_VISIBLE_DEVICES", list(filter(None, base.get("ROCR_VISIBLE_DEVICES", "").split(","))))
     changes = {}
     for name in ("HIP_VISIBLE_DEVICES", "CUDA_VISIBLE_DEVICES"):
         shown = base.get(name) or base.get("CUDA_VISIBLE_DEVICES") or ""
         names = [part.strip() for part in shown.split(",") if part.strip()]
-        if names and numbers and max(numbers) >= len(names):
-            raise ConfigError(f"visible_devices is {numbers!r}, but {name} shows only {len(names)} ({shown})")
+        _check_shown(numbers, name, names)
         changes[name] = ",".join(names[n] if names else str(n) for n in numbers) or "-1"
     return changes
+
+
+def _check_shown(numbers: Sequence[int], variable: str, shown: Sequence[str]) -> None:
+    if shown and numbers and max(numbers) >= len(shown):
+        raise ConfigError(f"visible_devices is {list(numbers)!r}, but {variable} shows only {len(shown)} devices")
 
 
 def _numbers(text: str, where: str, all_of: Sequence[int]) -> list[int]:
@@ -125,7 +130,7 @@ def enter(order: Mapping[str, Any]) -> None:
     if order["threads"] is not None:
         _limit_loaded_libraries(order["threads"])
     _reseed()
-    _set_title(order["name"])
+    set_title(order["name"])
 
 
 def _bind_memory(nodes: Sequence[int]) -> None:
@@ -168,7 +173,7 @@ def _reseed() -> None:
         random.seed()
 
 
-def _set_title(name: str) -> None:
+def set_title(name: str) -> None:
     """What ps and top show: the thread's name (15 bytes), and the command line as far as the old one gives room."""
     import ctypes
 

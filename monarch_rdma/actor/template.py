@@ -22,15 +22,15 @@ import socket
 import struct
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
 from . import placement
 
-__all__ = ["MAX_FDS", "Disconnected", "main", "receive", "send"]
+__all__ = ["MAX_FDS", "Disconnected", "close_all", "main", "receive", "send"]
 
 MAX_FDS = 250  # per message; the kernel's SCM_MAX_FD is 253
-_HEADER = struct.Struct("<II")  # bytes of the body, number of descriptors
+_HEADER = struct.Struct("<Q")  # bytes of the body
 
 _PR_SET_PDEATHSIG = 1
 _GRACE_AFTER_CLIENT = 0.7  # seconds between SIGTERM and SIGKILL when the client died without a word
@@ -44,7 +44,7 @@ class Disconnected(Exception):
 def send(sock: socket.socket, message: tuple[Any, ...], fds: Sequence[int] = ()) -> None:
     """Sends one message; the receiver gets duplicates of `fds`. Raises Disconnected, BlockingIOError on a timeout."""
     body = pickle.dumps(message)
-    data = _HEADER.pack(len(body), len(fds)) + body
+    data = _HEADER.pack(len(body)) + body
     rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", fds))] if fds else []
     try:
         sent = sock.sendmsg([data], rights, socket.MSG_NOSIGNAL)
@@ -55,20 +55,17 @@ def send(sock: socket.socket, message: tuple[Any, ...], fds: Sequence[int] = ())
 
 
 def receive(sock: socket.socket, wait: Callable[[], None] | None = None) -> tuple[tuple[Any, ...], list[int]]:
-    """The next message and its descriptors, close-on-exec. `wait` is called before each read. Raises Disconnected."""
+    """The next message and its descriptors, close-on-exec: fewer than sent where this process has no room for them.
+
+    `wait` is called before each read. Raises Disconnected.
+    """
     fds: list[int] = []
     try:
-        size, expected = _HEADER.unpack(_exactly(sock, _HEADER.size, wait, fds))
-        message = pickle.loads(_exactly(sock, size, wait, fds))
+        (size,) = _HEADER.unpack(_exactly(sock, _HEADER.size, wait, fds))
+        return pickle.loads(_exactly(sock, size, wait, fds)), fds
     except BaseException:
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
         raise
-    if len(fds) != expected:  # the kernel drops those for which this process has no room
-        for fd in fds:
-            os.close(fd)
-        raise OSError(f"{expected} descriptors were sent and {len(fds)} arrived; see `ulimit -n`")
-    return message, fds
 
 
 def _exactly(sock: socket.socket, size: int, wait: Callable[[], None] | None, fds: list[int]) -> bytes:
@@ -87,7 +84,12 @@ def _exactly(sock: socket.socket, size: int, wait: Callable[[], None] | None, fd
     return bytes(data)
 
 
-def prctl(option: int, value: int) -> None:
+def close_all(fds: Iterable[int]) -> None:
+    for fd in fds:
+        os.close(fd)
+
+
+def _prctl(option: int, value: int) -> None:
     import ctypes
 
     if ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0) != 0:
@@ -97,7 +99,7 @@ def prctl(option: int, value: int) -> None:
 def main(control_fd: int, client_fd: int) -> None:
     """The template's whole life, and in each forked child the worker's."""
     atexit.register(_leave)  # the first registered is the last called
-    prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # a stopped template must run, to see that its client is gone
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # a stopped template must run, to see that its client is gone
     template = _Template(socket.socket(fileno=control_fd), client_fd)
     try:
         run_worker = template.serve()
@@ -188,7 +190,8 @@ class _Template:
     def _prepare(self) -> None:
         """Imports. A failure is told to the client, and is this process's end."""
         hello, _ = receive(self._control)
-        _, path, sys.argv[:], preload, entry = hello
+        _, name, path, sys.argv[:], preload, entry = hello
+        placement.set_title(name)
         sys.path[:] = path or sys.path
         for stream in (sys.stdout, sys.stderr):
             # Lines leave at once, so that a crash loses none.
@@ -220,6 +223,10 @@ class _Template:
 
     def _spawn(self, number: int, order: dict[str, Any], fds: list[int]) -> Callable[[], Any] | None:
         """In the template None, in the child what it has to run."""
+        if len(fds) < order["fds"]:
+            close_all(fds)
+            self._tell(("refused", number, "the template has no descriptors left; `ulimit -n` raises the limit"))
+            return None
         sys.stdout.flush()
         sys.stderr.flush()
         parent = os.getpid()
@@ -230,8 +237,7 @@ class _Template:
             self._tell(("refused", number, f"fork: {error.strerror}"))
         if pid == 0:
             return self._become_worker(parent, order, fds)
-        for fd in fds:
-            os.close(fd)
+        close_all(fds)
         if pid > 0:
             self._children.add(pid)
             pidfd = os.pidfd_open(pid)
@@ -242,7 +248,7 @@ class _Template:
         return None
 
     def _become_worker(self, parent: int, order: dict[str, Any], fds: list[int]) -> Callable[[], Any]:
-        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+        _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
         if os.getppid() != parent:
             os._exit(1)  # the template died before the kernel knew
         signal.set_wakeup_fd(-1)
@@ -254,8 +260,7 @@ class _Template:
         out, err, *fds = fds
         os.dup2(out, 1)
         os.dup2(err, 2)
-        for fd in (out, err, self._client_fd, *self._signals):
-            os.close(fd)
+        close_all((out, err, self._client_fd, *self._signals))
         gc.enable()
         try:
             placement.enter(order)
