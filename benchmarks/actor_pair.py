@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import os
 import time
 from collections.abc import Callable
 from importlib.metadata import version
@@ -22,6 +23,10 @@ def actor_classes(package: str) -> dict[str, Any]:
         @actor.endpoint
         def nothing(self) -> None:
             return None
+
+        @actor.endpoint
+        def pid(self) -> int:
+            return os.getpid()
 
         @actor.endpoint
         def use_torch(self) -> float:
@@ -110,6 +115,9 @@ class Client:
     def name(self) -> str:
         distribution = DISTRIBUTIONS[self._package]
         return f"{distribution} {version(distribution)}"
+
+    def pid_of_actor(self) -> int:
+        return int(self._mesh("sync").pid.call_one().get())
 
     def round_trips(self, kind: str, count: int) -> list[float]:
         call_one = self._mesh(kind).nothing.call_one

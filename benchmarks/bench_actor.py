@@ -14,8 +14,8 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 
@@ -31,7 +31,7 @@ from turns import Contender, each, take_turns
 
 from monarch_rdma.rdma import Engine, Secret
 
-SECTIONS = ("calls", "tensors", "reads", "spawn", "many")
+PLACES = {"one processor": 1, "two processors": 2}
 KIB, MIB = 1 << 10, 1 << 20
 
 
@@ -102,16 +102,13 @@ class Bench:
 
 def calls(bench: Bench) -> None:
     """Small messages: one at a time, many in flight, and without an answer."""
-    with bench.clients() as clients, closing(SocketPair()) as pair:
+    with bench.clients() as clients:
         for kind in ("sync", "async"):
             what = f"call_one of nothing, {kind} endpoint, p50"
             contenders = clients.contenders(do="round_trips", kind=kind)
-            bare = Contender("Unix-socket ping-pong", each(pair))
-            bench.measure([bare, *contenders])
-            seconds, has_goal = contenders[0].seconds, kind == "sync"
-            bench.table.add(time_of(what, seconds, bare.name, bare.seconds, 4 if has_goal else None))
-            if has_goal:
-                bench.table.add(limit(what, seconds, "s", 100e-6))
+            bench.measure(contenders)
+            if kind == "sync":
+                bench.table.add(limit(what, contenders[0].seconds, "s", 100e-6))
             bench.beside_monarch(what, contenders)
         for do, what, least in (
             ("pipelined", f"call_one, {bench.burst} in flight", 30_000),
@@ -122,6 +119,43 @@ def calls(bench: Bench) -> None:
             bench.table.add(at_least(what, 1 / contenders[0].seconds, "/s", least))
             for theirs in contenders[1:]:
                 bench.table.add(Row(what, 1 / contenders[0].seconds, "/s", 1 / theirs.seconds, theirs.name))
+
+
+def calls_beside_sockets(bench: Bench) -> None:
+    """Pinned, both ways: a round trip depends on whether both ends share a processor."""
+    processors = sorted(os.sched_getaffinity(0))
+    with closing(LineProcess("actor_pair.py")) as client, closing(SocketPair()) as pair:
+        actor = client.ask(do="pid_of_actor")
+        for place, ends in PLACES.items():
+            if len(processors) < ends:
+                bench.table.note(f"call_one beside a socket, {place}: left out, there is one")
+                continue
+            first, last = processors[0], processors[ends - 1]
+            call_one = _one_by_one("call_one", client, {"do": "round_trips", "kind": "sync"})
+            bare = Contender("Unix-socket ping-pong", each(pair))
+            with pinned({client.pid: first, os.getpid(): first, actor: last, pair.pid: last}):
+                bench.measure([bare, call_one])
+            what = f"call_one of nothing, {place}, p50"
+            bench.table.add(time_of(what, call_one.seconds, bare.name, bare.seconds, 4))
+
+
+@contextmanager
+def pinned(processors: dict[int, int]) -> Iterator[None]:
+    """Every thread of these processes, and those that they start, stays on the processor given."""
+    everywhere = os.sched_getaffinity(0)
+    try:
+        for pid, processor in processors.items():
+            pin(pid, {processor})
+        yield
+    finally:
+        for pid in processors:
+            pin(pid, everywhere)
+
+
+def pin(pid: int, processors: set[int]) -> None:
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        with suppress(ProcessLookupError):  # a thread that has just ended
+            os.sched_setaffinity(int(thread), processors)
 
 
 def tensors(bench: Bench) -> None:
@@ -210,6 +244,15 @@ def many(bench: Bench) -> None:
     bench.beside_monarch(what, contenders)
 
 
+SECTIONS: dict[str, list[Callable[[Bench], None]]] = {
+    "calls": [calls, calls_beside_sockets],
+    "tensors": [tensors],
+    "reads": [reads],
+    "spawn": [spawn],
+    "many": [many],
+}
+
+
 def monarch_python(given: str | None) -> str | None:
     """An interpreter that has torchmonarch, if any."""
     if given:
@@ -218,7 +261,7 @@ def monarch_python(given: str | None) -> str | None:
 
 
 def main() -> int:
-    parser = table_parser(__doc__, SECTIONS)
+    parser = table_parser(__doc__, tuple(SECTIONS))
     parser.add_argument(
         "--monarch-python",
         metavar="PYTHON",
@@ -244,8 +287,9 @@ def main() -> int:
             secret=secret,
             owner=owner,
         )
-        steps = {"calls": calls, "tensors": tensors, "reads": reads, "spawn": spawn, "many": many}
-        return tabulate(table, {name: [partial(step, bench)] for name, step in steps.items()}, arguments)
+        return tabulate(
+            table, {name: [partial(step, bench) for step in steps] for name, steps in SECTIONS.items()}, arguments
+        )
 
 
 if __name__ == "__main__":

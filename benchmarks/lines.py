@@ -40,6 +40,10 @@ class LineProcess:
             env={**os.environ, **(env or {})},
         )
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
     def ask(self, **question: Any) -> Any:
         """Sends one question and waits for its answer. RuntimeError with what the process says where it failed."""
         self.send(**question)

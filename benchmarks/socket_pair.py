@@ -22,6 +22,11 @@ class SocketPair:
             self._echo = LineProcess("socket_pair.py", "--fd", fd, pass_fds=(theirs.fileno(),))
         self._message = bytes(SIZE)
 
+    @property
+    def pid(self) -> int:
+        """The other process."""
+        return self._echo.pid
+
     def __call__(self) -> None:
         self._socket.sendall(self._message)
         left = SIZE
