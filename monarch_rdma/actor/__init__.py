@@ -1,1 +1,67 @@
-"""Actors, meshes of them, and the messages between them."""
+"""Actors: objects in other processes that are called by messages. Source compatible with `monarch.actor`.
+
+```python
+from monarch_rdma.actor import Actor, endpoint, this_host
+
+class Adder(Actor):
+    def __init__(self, base):
+        self.base = base
+
+    @endpoint
+    def add(self, x):
+        return self.base + x
+
+procs = this_host().spawn_procs({"gpus": 4})
+adders = procs.spawn("adders", Adder, 10)
+print(adders.add.call(1).get())
+procs.stop().get()
+```
+"""
+
+from __future__ import annotations
+
+from .actor import Actor
+from .context import Context, context, current_actor_name, current_rank, current_size
+from .endpoint import Accumulator, Endpoint, as_endpoint, concurrent_endpoint, endpoint, send
+from .failure import MeshFailure, SupervisionError, unhandled_fault_hook
+from .future import Future, returns_future
+from .host import BootstrapCommand, default_bootstrap_cmd, this_host
+from .mesh import ActorMesh, HostMesh, ProcMesh, this_proc
+from .port import Channel, Port, PortReceiver
+from .remote_error import ActorError
+from .shape import Extent, Point
+from .value_mesh import ValueMesh
+
+__all__ = [
+    "Accumulator",
+    "Actor",
+    "ActorError",
+    "ActorMesh",
+    "BootstrapCommand",
+    "Channel",
+    "Context",
+    "Endpoint",
+    "Extent",
+    "Future",
+    "HostMesh",
+    "MeshFailure",
+    "Point",
+    "Port",
+    "PortReceiver",
+    "ProcMesh",
+    "SupervisionError",
+    "ValueMesh",
+    "as_endpoint",
+    "concurrent_endpoint",
+    "context",
+    "current_actor_name",
+    "current_rank",
+    "current_size",
+    "default_bootstrap_cmd",
+    "endpoint",
+    "returns_future",
+    "send",
+    "this_host",
+    "this_proc",
+    "unhandled_fault_hook",
+]

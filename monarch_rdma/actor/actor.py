@@ -1,0 +1,42 @@
+"""What users subclass."""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+from .context import context
+from .future import Future, done_future
+
+__all__ = ["Actor"]
+
+
+class Actor:
+    """A class whose instances run in processes of a mesh: `procs.spawn("name", Class, *args)` makes one in each.
+
+    Methods decorated with `@endpoint` can be called by messages; sync and async ones may be in one class. All run on
+    the actor's own thread, one at a time and in the order in which they came (`@concurrent_endpoint` apart).
+
+    Hooks, sync or async, all optional: `__supervise__(failure) -> bool` is asked when something this actor spawned has
+    failed (true: handled; false or absent: this actor fails too); `__cleanup__(error)` runs at its end, with None for a
+    stop that was asked for.
+    """
+
+    @property
+    def logger(self) -> logging.Logger:
+        """Named after this actor."""
+        return logging.getLogger(f"monarch_rdma.actor.{context().actor_instance.name}")
+
+    @property
+    def initialized(self) -> Future[None]:
+        """Whoever has an actor itself has it after its `__init__`."""
+        return done_future(None)
+
+    def stop(self, reason: str = "it stopped itself") -> Future[None]:
+        """From inside: ends this actor after the messages that wait already."""
+        context().actor_instance.stop(reason)
+        return done_future(None)
+
+    def _handle_undeliverable_message(self, message: Any) -> bool:
+        """Monarch's hook; here a message that cannot be delivered raises where it is sent."""
+        return False

@@ -1,0 +1,114 @@
+"""Failures of actors and processes, as their callers and owners see them."""
+
+from __future__ import annotations
+
+import _thread
+import logging
+import sys
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ProtocolError
+from .codec import Outgoing, encode
+from .remote_error import RemoteError
+
+if TYPE_CHECKING:
+    from .message import Frame
+
+__all__ = ["MeshFailure", "SupervisionError", "decode_failure", "encode_failure", "unhandled", "unhandled_fault_hook"]
+
+_log = logging.getLogger("monarch_rdma.actor")
+
+
+class SupervisionError(RuntimeError):
+    """The actor or the process that was asked has failed or ended; the call will never be answered.
+
+    `endpoint` names the method that was called, or is None.
+    """
+
+    def __init__(self, message: str, endpoint: str | None = None) -> None:
+        super().__init__(message)
+        self.endpoint = endpoint
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self), self.endpoint)
+
+
+@dataclass(frozen=True)
+class MeshFailure:
+    """What an owner is told when something it spawned has failed.
+
+    `kind`: "actor" (an exception in a message that nobody waits for, in `__init__` or in `__cleanup__`) or "process"
+    (it ended, was killed or was cut off). `rank`: in the mesh of that name, or None. `exit_code`: of a process,
+    negative for a signal. `lines`: the last ones that the process printed.
+    """
+
+    mesh_name: str
+    kind: str
+    message: str
+    rank: int | None = None
+    exit_code: int | None = None
+    lines: tuple[str, ...] = ()
+    causes: tuple[MeshFailure, ...] = field(default=())
+
+    @property
+    def mesh(self) -> str:
+        return self.mesh_name
+
+    def report(self) -> str:
+        """Everything that is known, for people."""
+        where = f"{self.kind} failure in mesh {self.mesh_name!r}"
+        if self.rank is not None:
+            where += f", rank {self.rank}"
+        parts = [f"{where}: {self.message}"]
+        if self.lines:
+            parts.append("last lines it printed:\n" + "\n".join(f"    {line}" for line in self.lines))
+        parts += [f"because of: {cause.report()}" for cause in self.causes]
+        return "\n".join(parts)
+
+    def __str__(self) -> str:
+        return self.report()
+
+
+def encode_failure(error: BaseException, actor: str = "", frame: Frame | None = None) -> Outgoing:
+    """What goes back in place of a value. `actor` and `frame`: whose exception it is; without, it is the library's."""
+    if not actor and isinstance(error, SupervisionError):
+        return encode(("supervision", str(error), error.endpoint))
+    rank = frame.rank if frame is not None and frame.extent else None
+    endpoint = frame.method.decode() if frame is not None else None
+    return encode(("actor", *RemoteError.pack(error, actor=actor, rank=rank, endpoint=endpoint).to_tuple()))
+
+
+def decode_failure(value: Any) -> BaseException:
+    """The exception to raise where the value was wanted."""
+    if isinstance(value, tuple) and value[:1] == ("actor",):
+        return RemoteError.from_tuple(value[1:]).unpack()
+    if isinstance(value, tuple) and len(value) == 3 and value[0] == "supervision":
+        return SupervisionError(str(value[1]), value[2])
+    raise ProtocolError(f"a failure is malformed: {value!r:.200}")
+
+
+def _end_program(failure: MeshFailure) -> None:
+    print(f"monarch_rdma: nothing handles this failure, so the program ends.\n{failure.report()}", file=sys.stderr)
+    sys.exit(1)
+
+
+# Called in the client for a failure that no `__supervise__` handled; programs replace it in monarch_rdma.actor.
+unhandled_fault_hook: Callable[[MeshFailure], None] = _end_program
+
+
+def unhandled(failure: MeshFailure) -> None:
+    """Runs the hook. Where it raises (SystemExit by default), the main thread ends, from wherever it is."""
+    from .. import actor
+
+    hook = getattr(actor, "unhandled_fault_hook", unhandled_fault_hook)
+    try:
+        hook(failure)
+    except BaseException as error:
+        if not isinstance(error, SystemExit):
+            _log.exception("unhandled_fault_hook failed")
+        if threading.current_thread() is threading.main_thread():
+            raise
+        _thread.interrupt_main()

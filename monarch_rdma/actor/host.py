@@ -1,0 +1,362 @@
+"""One host's agent: starts processes from a warmed template, watches them, ends them.
+
+The agent of a program's own host runs in the program itself; those of other hosts are processes of their own
+(`run_worker_loop_forever`). It is an actor like any other, under a number that everyone knows.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from .. import config
+from ..errors import ConfigError, TransferTimeout
+from . import message
+from .actor import Actor
+from .context import context
+from .endpoint import endpoint
+from .failure import MeshFailure, SupervisionError
+from .launcher import ProcessSpec, Started, Template
+from .logs import LogPrinter
+from .mesh import HostMesh, ProcMesh
+from .message import Frame
+from .proc import AGENT, Proc, current_proc
+from .shape import Extent, Point
+from .worker import leave, planted, seed
+
+__all__ = ["HOST", "BootstrapCommand", "HostAgent", "default_bootstrap_cmd", "spawn_on_hosts", "this_host"]
+
+HOST = 3  # the number of the agent in its process
+_names = itertools.count()
+
+
+@dataclass(frozen=True)
+class BootstrapCommand:
+    """How processes are started: the Python to use, and variables that differ from this program's."""
+
+    python: str = sys.executable
+    env: Mapping[str, str | None] = field(default_factory=dict)
+
+    def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
+        return BootstrapCommand(self.python, {**self.env, **env})
+
+
+def default_bootstrap_cmd() -> BootstrapCommand:
+    """This program's Python."""
+    return BootstrapCommand()
+
+
+@dataclass(frozen=True)
+class Order:
+    """One process to start. Its payload is worker.seed()."""
+
+    spec: ProcessSpec
+    python: str
+    preload: tuple[str, ...]
+
+
+class Arrivals:
+    """Addresses of processes that came up."""
+
+    def __init__(self, proc: Proc, count: int) -> None:
+        self._proc = proc
+        self._changed = threading.Condition()
+        self.addresses: dict[int, str] = {}
+        self._count = count
+        self._problem = ""
+        self.number = proc.register(self)
+
+    def on_frame(self, frame: Frame) -> None:
+        with self._changed:
+            if frame.flags & message.FAILED:
+                self._problem = self._problem or bytes(frame.body).decode("utf-8", "replace")
+            else:
+                self.addresses[frame.rank] = bytes(frame.body).decode()
+            self._changed.notify_all()
+
+    def on_lost(self, address: str, error: SupervisionError) -> None:
+        """Of processes that are not known yet, the template tells."""
+
+    def on_exit(self, rank: int, started: Started) -> None:
+        with self._changed:
+            if rank not in self.addresses and not self._problem:
+                self._problem = f"process {started.name} ended ({_how(started.returncode)}) before it was ready"
+                self._problem += _last_lines(started)
+            self._changed.notify_all()
+
+    def wait(self, timeout: float) -> list[str]:
+        with self._changed:
+            self._changed.wait_for(lambda: self._problem or len(self.addresses) == self._count, timeout)
+            if self._problem:
+                raise SupervisionError(self._problem)
+            if len(self.addresses) != self._count:
+                missing = self._count - len(self.addresses)
+                raise TransferTimeout(f"{missing} of {self._count} processes did not come up within {timeout} s")
+            return [self.addresses[rank] for rank in range(self._count)]
+
+
+@dataclass
+class _Child:
+    """A process that the agent started."""
+
+    started: Started
+    rank: int  # in its mesh
+    mesh: str
+    owner: tuple[str, int]
+    is_wanted: bool = True
+
+
+class HostAgent(Actor):
+    """Serves `HostMesh` and `ProcMesh`."""
+
+    def __init__(self, in_own_process: bool = False) -> None:
+        self._templates: dict[tuple[str, tuple[str, ...]], Template] = {}
+        self._children: dict[str, _Child] = {}  # by address
+        self._in_own_process = in_own_process
+        self._proc = current_proc()
+        self._lock = threading.Lock()
+        self._proc.at_close(self.close)
+        self._printer = LogPrinter(None)
+        self._hidden: set[str] = set()  # names of processes whose lines are not shown
+
+    @endpoint
+    def spawn(
+        self, orders: list[Order], mesh: str, first_rank: int, owner: tuple[str, int], timeout: float
+    ) -> list[str]:
+        """Starts processes; their addresses, in order. All or none."""
+        arrivals = Arrivals(self._proc, len(orders))
+        started: list[Started] = []
+        fd = self._proc.engine.secret.to_fd()
+        try:
+            for (python, preload), group in itertools.groupby(orders, lambda order: (order.python, order.preload)):
+                seeded = [_seeded(order.spec, rank, arrivals) for rank, order in enumerate(group, len(started))]
+                started += self._template(python, preload).spawn(seeded, [fd], timeout)
+            for rank, process in enumerate(started):
+                process.on_exit(partial(arrivals.on_exit, rank))
+            addresses = arrivals.wait(timeout)
+        except BaseException:
+            for process in started:
+                process.kill()
+            raise
+        finally:
+            os.close(fd)
+            self._proc.forget(arrivals.number)
+        with self._lock:
+            for rank, (address, process) in enumerate(zip(addresses, started, strict=True)):
+                self._children[address] = _Child(process, first_rank + rank, mesh, owner)
+        for address, process in zip(addresses, started, strict=True):
+            process.on_exit(partial(self._on_exit, address))
+        return addresses
+
+    @endpoint
+    def stop_procs(self, addresses: list[str], reason: str) -> None:
+        self._stop(addresses, reason)
+
+    @endpoint
+    def stop_all(self, reason: str) -> None:
+        self._stop(list(self._children), reason)
+
+    @endpoint
+    def shutdown(self, reason: str) -> None:
+        self._stop(list(self._children), reason)
+        self.close()
+        if self._in_own_process:
+            leave(reason)
+
+    @endpoint
+    def logging_option(self, addresses: list[str], shown: bool, window: float | None, level: int) -> None:
+        with self._lock:
+            names = {self._children[address].started.name for address in addresses if address in self._children}
+        self._hidden = self._hidden - names if shown else self._hidden | names
+        self._printer.flush()
+        self._printer = LogPrinter(window)
+        self._agents(addresses).set_log_level.broadcast(level)
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Ends all processes, however they are, and prints what they printed last."""
+        with self._lock:
+            templates, self._templates = list(self._templates.values()), {}
+            for child in self._children.values():
+                child.is_wanted = False
+        for template in templates:
+            template.close()
+        self._printer.flush()
+
+    def _template(self, python: str, preload: tuple[str, ...]) -> Template:
+        with self._lock:
+            found = self._templates.get((python, preload))
+            if found is None or found.process.returncode is not None:
+                found = Template(python=python, preload=preload, on_lines=self._on_lines)
+                self._templates[python, preload] = found
+            return found
+
+    def _stop(self, addresses: Sequence[str], reason: str) -> None:
+        with self._lock:
+            children = {address: self._children.pop(address) for address in addresses if address in self._children}
+            for child in children.values():
+                child.is_wanted = False
+        if not children:
+            return
+        timeout = float(config.get("process_exit_timeout"))
+        self._agents(list(children)).leave.broadcast(reason)
+        for child in children.values():
+            if child.started.wait(timeout) is None:
+                child.started.kill()
+                child.started.wait(timeout)
+
+    def _agents(self, addresses: Sequence[str]) -> Any:
+        from .agent import ProcAgent
+        from .mesh import ActorMesh
+
+        living = [address for address in addresses if not self._proc.is_lost(address)]
+        region = Extent(["procs"], [len(living)]).region if living else None
+        if region is None:
+            return _Nobody()
+        return ActorMesh(ProcAgent, "agent", AGENT, ProcMesh("agents", living, region))
+
+    def _on_exit(self, address: str, process: Started) -> None:
+        with self._lock:
+            child = self._children.pop(address, None)
+        if child is None or not child.is_wanted:
+            return
+        failure = MeshFailure(
+            child.mesh,
+            "process",
+            f"process {process.name} (pid {process.pid}) ended: {_how(process.returncode)}",
+            child.rank,
+            process.returncode,
+            tuple(line for lines in process.tail(10).values() for line in lines),
+        )
+        self._proc.tell_owner(child.owner, failure)
+
+    def _on_lines(self, process: Started, stream: str, lines: list[str]) -> None:
+        if process.name not in self._hidden:
+            self._printer.add(process.name, stream, lines)
+
+
+class _Nobody:
+    """A mesh without members: nothing is sent."""
+
+    def __getattr__(self, name: str) -> _Nobody:
+        return self
+
+    def __call__(self, *args: Any) -> None:
+        return None
+
+
+def _seeded(spec: ProcessSpec, rank: int, arrivals: Arrivals) -> ProcessSpec:
+    """The spec with the agent's part of the payload put in."""
+    return dataclasses.replace(spec, payload=planted(spec.name, rank, arrivals.number, spec.payload))
+
+
+def spawn_on_hosts(
+    hosts: HostMesh,
+    per_host: Mapping[str, int] | None,
+    bootstrap: Callable[[], Any] | None,
+    name: str | None,
+    proc_bind: Sequence[Mapping[str, str]] | None,
+    bootstrap_command: Any,
+    env: Mapping[str, str | None] | None,
+    cwd: str | None,
+    threads: int | None,
+    gpus_per_proc: int | None,
+    timeout: float,
+) -> ProcMesh:
+    """See HostMesh.spawn_procs."""
+    per_host = dict(per_host or {})
+    if clash := per_host.keys() & hosts.extent.keys():
+        raise ConfigError(f"per_host has dimension {min(clash)!r}, which the host mesh has already")
+    inner = Extent.of(per_host)
+    extent = Extent([*hosts.extent.labels, *inner.labels], [*hosts.extent.sizes, *inner.sizes])
+    count = inner.nelements
+    if proc_bind is not None and len(proc_bind) != count:
+        raise ConfigError(f"proc_bind has {len(proc_bind)} entries, but must have one for each of {count} processes")
+    name = name or f"procs{next(_names)}"
+    owner = context().actor_instance.owner_reference
+    preload = ("torch",) if "torch" in sys.modules else ()
+    payload = seed(bootstrap)
+    futures = []
+    for host, address in enumerate(hosts._chosen()):
+        orders = []
+        for local in range(count):
+            rank = host * count + local
+            command = _command(bootstrap_command, extent.point(rank))
+            spec = ProcessSpec(
+                name=f"{name}/{rank}",
+                payload=payload,
+                env={**command.env, **(env or {})},
+                cwd=cwd,
+                bind=dict(proc_bind[local]) if proc_bind is not None else {},
+                threads=threads,
+                visible_devices=None
+                if gpus_per_proc is None
+                else range(local * gpus_per_proc, (local + 1) * gpus_per_proc),
+            )
+            orders.append(Order(spec, command.python, preload))
+        agent = HostMesh(hosts._name, [address], Extent([], []).region)._agents()
+        futures.append(agent.spawn.call_one(orders, name, host * count, owner, timeout))
+    addresses = [address for future in futures for address in _spawned(future)]
+    return ProcMesh(name, addresses, extent.region, hosts)
+
+
+def _spawned(future: Any) -> list[str]:
+    from .remote_error import ActorError
+
+    try:
+        return list(future.get())
+    except ActorError as error:
+        raise error.exception from None
+
+
+def _command(given: Any, point: Point) -> BootstrapCommand:
+    command = given(point) if callable(given) else given
+    if command is None:
+        return default_bootstrap_cmd()
+    if not isinstance(command, BootstrapCommand):
+        raise ConfigError(f"bootstrap_command is {command!r}, but must be a BootstrapCommand, or a function giving one")
+    return command
+
+
+def _how(returncode: int | None) -> str:
+    if returncode is not None and returncode < 0:
+        try:
+            return f"killed by {signal.Signals(-returncode).name}"
+        except ValueError:
+            return f"killed by signal {-returncode}"
+    return f"exit code {returncode}"
+
+
+def _last_lines(started: Started) -> str:
+    lines = [line for kept in started.tail(10).values() for line in kept]
+    return "; it printed last:\n" + "\n".join(f"    {line}" for line in lines) if lines else ""
+
+
+_starting = threading.Lock()
+
+
+def this_host() -> HostMesh:
+    """The host that this process runs on, as a mesh of one without dimensions."""
+    proc = current_proc()
+    if proc.hosts is None:
+        with _starting:
+            if proc.hosts is None:
+                start_agent(proc)
+    return proc.hosts  # type: ignore[return-value]
+
+
+def start_agent(proc: Proc, *, in_own_process: bool = False) -> None:
+    """Makes this process the agent of its host."""
+    host = HostMesh("host", [proc.address], Extent([], []).region)
+    proc.start_local(HOST, HostAgent, "host", in_own_process)
+    proc.hosts = host

@@ -1,0 +1,287 @@
+"""Meshes: of hosts, of processes on them, of actors in these."""
+
+from __future__ import annotations
+
+import inspect
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Generic, TypeVar
+
+from ..errors import ConfigError
+from . import message
+from .actor import Actor
+from .cast import cast
+from .codec import encode
+from .context import context
+from .endpoint import Endpoint, NotAnEndpoint, endpoints_of
+from .future import Future, done_future
+from .instance import Birth
+from .proc import current_proc, name_of
+from .reply import GatherReply
+from .route import PATIENCE, Route
+from .shape import Extent, MeshTrait, Region
+
+__all__ = ["ActorMesh", "HostMesh", "ProcMesh", "this_proc"]
+
+T = TypeVar("T")
+
+
+class _ProcessMesh(MeshTrait):
+    """Processes in a shape. `_addresses` are those of the whole mesh that it was cut from, by base rank."""
+
+    def __init__(self, name: str, addresses: Sequence[str], region: Region) -> None:
+        self._name = name
+        self._addresses = tuple(addresses)
+        self._shape = region
+
+    @property
+    def _region(self) -> Region:
+        return self._shape
+
+    def _chosen(self) -> list[str]:
+        return [self._addresses[rank] for rank in self._shape.ranks()]
+
+    @property
+    def name(self) -> str:
+        return self._name
+
+    def __eq__(self, other: object) -> bool:
+        return type(other) is type(self) and self._key() == other._key()
+
+    def __hash__(self) -> int:
+        return hash(self._key())
+
+    def _key(self) -> tuple[Any, ...]:
+        return self._name, self._addresses, tuple(self._shape.ranks()), self.extent
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self._name} {self.extent}>"
+
+
+class ActorMesh(MeshTrait, Generic[T]):
+    """The actors that one `spawn` made. Their endpoints are its attributes. Can be pickled, for use in any process."""
+
+    def __init__(self, cls: type[T], name: str, number: int, procs: ProcMesh) -> None:
+        self._class = cls
+        self._name = name
+        self._number = number
+        self._procs = procs
+        self._initialized: Future[Any] | None = None
+        self._found_routes: list[Route] | None = None
+        self._extent_bytes = message.pack_extent(procs.extent)
+
+    @property
+    def initialized(self) -> Future[None]:
+        """Done when every actor's `__init__` is; fails as the first of them."""
+        return done_future(None) if self._initialized is None else self._initialized.then(lambda _: None)
+
+    def stop(self, reason: str = "stopped by its owner") -> Future[None]:
+        """Ends the actors after the messages that wait already. Those that are gone count as stopped."""
+        proc = current_proc()
+        waiting = GatherReply(proc, self._routes, f"{self._name}.stop", self._region, or_lost=True)
+        deadline = time.monotonic() + PATIENCE
+        cast(proc, self._routes, encode(reason), b"stop", self._extent_bytes, waiting, deadline, flags=message.STOP)
+        return waiting.future.then(lambda _: None)
+
+    @property
+    def _region(self) -> Region:
+        return self._procs._region
+
+    @property
+    def _routes(self) -> list[Route]:
+        routes = self._found_routes
+        if routes is None:
+            proc = current_proc()
+            routes = self._found_routes = [proc.route(address, self._number) for address in self._procs._chosen()]
+        return routes
+
+    def _with_region(self, region: Region) -> ActorMesh[T]:
+        part = ActorMesh(self._class, self._name, self._number, self._procs._with_region(region))
+        part._initialized = self._initialized
+        return part
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        prop = endpoints_of(self._class).get(name)
+        if prop is not None:
+            endpoint: Endpoint[Any] = Endpoint(self, prop, name)
+            self.__dict__[name] = endpoint
+            return endpoint
+        method = inspect.getattr_static(self._class, name, None)
+        if inspect.isfunction(method):
+            return NotAnEndpoint(self, name, method)
+        raise AttributeError(f"{self._class.__name__} has no endpoint {name!r}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ActorMesh, (self._class, self._name, self._number, self._procs)
+
+    def __repr__(self) -> str:
+        return f"<ActorMesh {self._name} of {self._class.__name__} {self.extent}>"
+
+
+class ProcMesh(_ProcessMesh):
+    """Processes that actors can be spawned in."""
+
+    def __init__(self, name: str, addresses: Sequence[str], region: Region, hosts: HostMesh | None = None) -> None:
+        super().__init__(name, addresses, region)
+        self._hosts = hosts
+
+    def spawn(self, name: str, Class: type[T], *args: Any, **kwargs: Any) -> ActorMesh[T]:
+        """Makes one actor in each process, with these arguments; returns at once.
+
+        Messages may be sent at once too. Raises ConfigError where the class cannot be spawned, TypeError where it
+        cannot be pickled.
+        """
+        _check_class(name, Class)
+        proc, number = current_proc(), current_proc().random_number()
+        mesh = ActorMesh(Class, name, number, self)
+        instance = context().actor_instance
+        birth = Birth(Class, args, kwargs, name, instance.owner_reference, repr(instance), self)
+        outgoing = encode(birth)
+        waiting = GatherReply(proc, mesh._routes, f"{name}.__init__", self._region)
+        deadline = time.monotonic() + PATIENCE
+        cast(proc, mesh._routes, outgoing, b"__init__", mesh._extent_bytes, waiting, deadline, flags=message.NEW)
+        mesh._initialized = waiting.future
+        return mesh
+
+    @property
+    def initialized(self) -> Future[bool]:
+        """Done: `spawn_procs` returns when the processes are there."""
+        return done_future(True)
+
+    @property
+    def host_mesh(self) -> HostMesh:
+        """The hosts on which they run. ConfigError for a process that no host agent started."""
+        if self._hosts is None:
+            raise ConfigError(f"{self!r} was not spawned on a host mesh")
+        return self._hosts
+
+    def stop(self, reason: str = "stopped by its owner") -> Future[None]:
+        """Ends the processes and all actors in them, `__cleanup__` included. Those that are gone count as stopped."""
+        return self.host_mesh._stop_procs(self._chosen(), reason)
+
+    def logging_option(
+        self, stream_to_client: bool = True, aggregate_window_sec: float | None = 3.0, level: int = 20
+    ) -> Future[None]:
+        """What becomes of what the processes print: whether the client shows it, and for how many seconds identical
+        lines are gathered and folded (None: each line at once). `level`: of Python's root logger in the processes.
+        """
+        return self.host_mesh._logging_option(self._chosen(), stream_to_client, aggregate_window_sec, level)
+
+    def to_table(self) -> str:
+        """The processes, one a line, for people."""
+        rows = [
+            f"{point}  {name_of(address)}" for point, address in zip(self.extent.points(), self._chosen(), strict=True)
+        ]
+        return "\n".join(rows)
+
+    def _with_region(self, region: Region) -> ProcMesh:
+        return ProcMesh(self._name, self._addresses, region, self._hosts)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ProcMesh, (self._name, self._addresses, self._shape, self._hosts)
+
+    def __enter__(self) -> ProcMesh:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop("its with block ended").get()
+
+    async def __aenter__(self) -> ProcMesh:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.stop("its async with block ended")
+
+
+class HostMesh(_ProcessMesh):
+    """Hosts, each with an agent that starts processes there."""
+
+    def spawn_procs(
+        self,
+        per_host: Mapping[str, int] | None = None,
+        bootstrap: Callable[[], Any] | None = None,
+        name: str | None = None,
+        proc_bind: Sequence[Mapping[str, str]] | None = None,
+        bootstrap_command: Any = None,
+        *,
+        env: Mapping[str, str | None] | None = None,
+        cwd: str | None = None,
+        threads: int | None = None,
+        gpus_per_proc: int | None = None,
+        timeout: float = 300.0,
+    ) -> ProcMesh:
+        """Starts processes on every host, `per_host` (such as `{"gpus": 8}`; one process by default); waits for them.
+
+        `bootstrap`: called in each before anything else. `proc_bind`: one dict for each process of a host, with
+        `cpunodebind`, `membind`, `physcpubind`, `cpus`. `bootstrap_command`: as `default_bootstrap_cmd()`, or a
+        function from the process's Point to one. `env`: variables that differ from this program's; None removes one.
+        `cwd`: working directory. `threads`: of OpenMP, MKL and torch in each. `gpus_per_proc`: how many GPUs each process
+        sees, counted from the first on. `timeout`: seconds for all of it.
+
+        Raises ConfigError (a wrong argument, a failing bootstrap), SupervisionError (a process ended instead of coming
+        up; its last lines are in the message), TransferTimeout, ResourceExhausted.
+        """
+        from .host import spawn_on_hosts
+
+        return spawn_on_hosts(
+            self, per_host, bootstrap, name, proc_bind, bootstrap_command, env, cwd, threads, gpus_per_proc, timeout
+        )
+
+    @property
+    def initialized(self) -> Future[bool]:
+        return done_future(True)
+
+    def stop(self, reason: str = "stopped by its owner") -> Future[None]:
+        """Ends all processes on the hosts; the agents stay."""
+        return _plain(self._agents().stop_all.call(reason))
+
+    def shutdown(self, reason: str = "the hosts were shut down") -> Future[None]:
+        """Ends all processes on the hosts, and agents that run in processes of their own."""
+        return _plain(self._agents().shutdown.call(reason))
+
+    def _agents(self) -> ActorMesh[Any]:
+        from .host import HOST, HostAgent
+
+        return ActorMesh(HostAgent, "host", HOST, ProcMesh(self._name, self._addresses, self._shape))
+
+    def _stop_procs(self, addresses: Sequence[str], reason: str) -> Future[None]:
+        return _plain(self._agents().stop_procs.call(list(addresses), reason))
+
+    def _logging_option(self, addresses: Sequence[str], shown: bool, window: float | None, level: int) -> Future[None]:
+        return _plain(self._agents().logging_option.call(list(addresses), shown, window, level))
+
+    def _with_region(self, region: Region) -> HostMesh:
+        return HostMesh(self._name, self._addresses, region)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return HostMesh, (self._name, self._addresses, self._shape)
+
+    async def __aenter__(self) -> HostMesh:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.shutdown("its async with block ended")
+
+
+def _plain(future: Future[Any]) -> Future[None]:
+    return future.then(lambda _: None)
+
+
+def this_proc() -> ProcMesh:
+    """This process, as a mesh of one without dimensions."""
+    proc = current_proc()
+    return ProcMesh(proc.name, [proc.address], Extent([], []).region, proc.hosts)
+
+
+_RESERVED = frozenset(name for name in dir(ActorMesh) if not name.startswith("__"))
+
+
+def _check_class(name: str, cls: Any) -> None:
+    if not isinstance(name, str) or not name:
+        raise ConfigError(f"name is {name!r}, but must be a string that is not empty")
+    if not isinstance(cls, type) or not issubclass(cls, Actor):
+        raise ConfigError(f"Class is {cls!r}, but must be a subclass of Actor")
+    for taken in _RESERVED & endpoints_of(cls).keys():
+        raise ConfigError(f"{cls.__name__}.{taken} cannot be an endpoint: ActorMesh has an attribute of that name")

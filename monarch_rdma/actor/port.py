@@ -1,0 +1,231 @@
+"""Ports: where values can be sent from anywhere, and the end that receives them."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+from ..errors import ConfigError
+from . import message
+from .failure import SupervisionError, encode_failure
+from .future import Future
+from .message import Frame
+from .reply import deliver
+from .route import PATIENCE
+
+if TYPE_CHECKING:
+    from .proc import Proc
+    from .route import Route
+
+__all__ = ["Channel", "Port", "PortReceiver", "RankedPortReceiver", "note_holders"]
+
+R = TypeVar("R")
+
+
+class _Pickled(threading.local):
+    """Ports that were pickled by this thread and whose new holders are not noted yet."""
+
+    def __init__(self) -> None:
+        self.ports: list[Port[Any]] = []
+
+
+_pickled = _Pickled()
+
+
+class Port(Generic[R]):
+    """Sends values to its PortReceiver, from any process. Can be pickled."""
+
+    __slots__ = ("_address", "_is_once", "_is_used", "_number", "_rank")
+
+    def __init__(self, address: str, number: int, *, rank: int = 0, is_once: bool = False) -> None:
+        self._address = address
+        self._number = number
+        self._rank = rank
+        self._is_once = is_once
+        self._is_used = False
+
+    def send(self, value: R) -> None:
+        """Returns when the receiver has what is large in it.
+
+        Raises SupervisionError where the receiving process is lost, ResourceExhausted where it reads nothing, and
+        ConfigError (a RuntimeError) where the port is for one value and had it.
+        """
+        from .codec import encode
+
+        self._send(encode(value), 0)
+
+    def exception(self, error: Exception) -> None:
+        """Sends a failure: `recv` raises it. Raises as send()."""
+        if not isinstance(error, BaseException):
+            raise ConfigError(f"error is {error!r}, but must be an exception")
+        self._send(encode_failure(error), message.FAILED)
+
+    @property
+    def number(self) -> int:
+        return self._number
+
+    def expect_from(self, proc: Proc, routes: Sequence[Route]) -> None:
+        """The actors at these routes will be told to answer here; their processes may die."""
+        if self._address != proc.address:
+            raise ConfigError(f"port is {self!r}, but answers can only go to a port opened in this process")
+        for route in routes:
+            proc.expect(self._number, route.address)
+
+    def return_undeliverable(self, value: bool = True) -> None:
+        """Accepted for Monarch's programs: a value that cannot be delivered always raises here."""
+
+    def _send(self, outgoing: Any, flags: int) -> None:
+        from .proc import current_proc
+
+        if self._is_used and self._is_once:
+            raise ConfigError("this port is for one value, and has been used")
+        self._is_used = True
+        proc = current_proc()
+        if not self._is_once:
+            proc.route(self._address, self._number).enter(time.monotonic() + PATIENCE)
+        taken = proc.start_reply(self._address, self._number, self._rank, outgoing, flags)
+        note_holders(proc, [self._address])
+        if taken is not None:
+            taken.wait(None)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        _pickled.ports.append(self)
+        return _unpickle_port, (self._address, self._number, self._rank, self._is_once)
+
+    def __repr__(self) -> str:
+        return f"<Port {self._number} of {self._address.partition('?')[0]}>"
+
+
+def _unpickle_port(address: str, number: int, rank: int, is_once: bool) -> Port[Any]:
+    return Port(address, number, rank=rank, is_once=is_once)
+
+
+class ResponsePort(Port[R]):
+    """Of a call whose endpoint answers through its port. Let go of unused, it tells the caller, who would wait."""
+
+    __slots__ = ("_proc",)
+
+    def __init__(self, proc: Proc, frame: Frame) -> None:
+        super().__init__(frame.address, frame.reply, rank=frame.rank, is_once=True)
+        self._proc = proc
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        self._is_used = True  # by somebody else
+        _pickled.ports.append(self)
+        return _unpickle_port, (self._address, self._number, self._rank, True)
+
+    def __del__(self) -> None:
+        if not self._is_used and self._number:
+            error = SupervisionError("the endpoint let go of its response port without an answer")
+            self._proc.answer_later(self._address, self._number, self._rank, error)
+
+
+def note_holders(proc: Proc, holders: Sequence[str]) -> None:
+    """Tells the owners of ports that were in the message just sent who has them now: a holder may die."""
+    if not _pickled.ports:
+        return
+    ports, _pickled.ports = _pickled.ports, []
+    for port in ports:
+        for holder in holders:
+            if holder != port._address:
+                head = message.pack(message.HOLD, port._number)
+                proc.post_quietly(port._address, head, holder.encode())
+
+
+class _Queue:
+    """What a port's number stands for: values that came, or futures of those to come."""
+
+    def __init__(self, proc: Proc, *, is_once: bool) -> None:
+        self._proc = proc
+        self._is_once = is_once
+        self._lock = threading.Lock()
+        self._arrived: deque[Future[Any]] = deque()
+        self._waiting: deque[Future[Any]] = deque()
+        self.number = proc.register(self)
+
+    def next(self) -> Future[tuple[int, Any]]:
+        with self._lock:
+            if self._arrived:
+                return self._arrived.popleft()
+            future: Future[tuple[int, Any]] = Future.pending()
+            self._waiting.append(future)
+            return future
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.kind == message.HOLD:
+            self._proc.expect(self.number, bytes(frame.body).decode())
+            return
+        if not self._is_once:
+            self._proc.credit(frame.address, self.number, 1)
+        part: Future[Any] = Future.pending()
+        future = self._next_to_settle()
+        part.add_callback(lambda: future.set_loader(lambda: (frame.rank, part.get())))
+        deliver(self._proc, frame, part)
+
+    def on_lost(self, address: str, error: SupervisionError) -> None:
+        self._next_to_settle().set_error(error)
+
+    def _next_to_settle(self) -> Future[Any]:
+        with self._lock:
+            if self._waiting:
+                return self._waiting.popleft()
+            future: Future[Any] = Future.pending()
+            self._arrived.append(future)
+            return future
+
+
+class PortReceiver(Generic[R]):
+    """The receiving end, in the process that opened it. Letting go of it closes the port."""
+
+    def __init__(self, proc: Proc, queue: _Queue) -> None:
+        self._proc = proc
+        self._queue = queue
+
+    def recv(self) -> Future[R]:
+        """The next value. Raises what the sender sent with `exception`, and a SupervisionError, once for each, where a
+        process that has the port is lost.
+        """
+        return self._next().then(lambda ranked: ranked[1])
+
+    def ranked(self) -> RankedPortReceiver[R]:
+        """The same port, with `recv` giving (rank of the sender in the mesh that was called, value)."""
+        return RankedPortReceiver(self._proc, self._queue)
+
+    def _next(self) -> Future[tuple[int, R]]:
+        future = self._queue.next()
+        future.add_callback(lambda: self)  # the port stays open while somebody waits
+        return future
+
+    def __reduce__(self) -> str:
+        raise ConfigError("a PortReceiver cannot be sent; send its Port")
+
+    def __del__(self) -> None:
+        if self.__class__ is PortReceiver:
+            self._proc.forget(self._queue.number)
+
+
+class RankedPortReceiver(PortReceiver[R]):
+    def recv(self) -> Future[tuple[int, R]]:  # type: ignore[override]
+        return self._next()
+
+
+class Channel(Generic[R]):
+    """Makes ports. `Channel[int].open()` for type checkers."""
+
+    @staticmethod
+    def open(once: bool = False) -> tuple[Port[R], PortReceiver[R]]:
+        """A port and its receiving end. `once`: for one value."""
+        from .proc import current_proc
+
+        proc = current_proc()
+        queue = _Queue(proc, is_once=once)
+        return Port(proc.address, queue.number, is_once=once), PortReceiver(proc, queue)
+
+    @staticmethod
+    def open_ranked(once: bool = False) -> tuple[Port[R], RankedPortReceiver[R]]:
+        """The same, with `recv` giving (rank, value)."""
+        opened: tuple[Port[R], PortReceiver[R]] = Channel.open(once)
+        return opened[0], opened[1].ranked()
