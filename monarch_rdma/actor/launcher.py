@@ -269,9 +269,7 @@ class Template:
                 self._raise_if_gone()
             raise PeerLost(f"{self.process.name} (pid {self.process.pid}) has ended", peer=self.process.name) from None
         finally:
-            for fd in writers:
-                os.close(fd)
-        return request
+            template.close_all(writers)
 
     def _send(self, message: tuple[Any, ...], fds: Sequence[int], deadline: float) -> None:
         with self._sending:
@@ -466,7 +464,7 @@ def _execute(python: str | None, env: dict[str, str]) -> tuple[subprocess.Popen[
     executable = python or sys.executable
     if not executable:
         raise ConfigError("python is not given, and this program does not know its interpreter (sys.executable)")
-    flags = subprocess._args_from_interpreter_flags() if python is None else []  # type: ignore[attr-defined]
+    flags = subprocess._args_from_interpreter_flags() if executable == sys.executable else []  # type: ignore[attr-defined]
     readers, writers = _pipes()
     mine, its = (socket.socket(fileno=_above_stdio(end.detach())) for end in socket.socketpair())
     pidfd = _above_stdio(os.pidfd_open(os.getpid()))
