@@ -6,6 +6,7 @@ that nobody uses any more are kept for a short time; what is kept is bounded, an
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import threading
@@ -21,45 +22,50 @@ __all__ = ["BlockPool", "pool"]
 _HUGE_PAGE = 2 << 20
 _SMALL_UNIT = 128 << 10
 _SLACK = 4  # a block may be larger than what is asked for by one part in so many
-_WISH = getattr(mmap, "MADV_HUGEPAGE", None)
+_POPULATE_WRITE = 23  # MADV_POPULATE_WRITE: all pages at once, rather than each when the copy comes to it
+_STEP = 16 << 20  # bytes of it at once: other Python threads get their turn in between
 
 
 class _Block:
     def __init__(self, size: int) -> None:
         self.size = size
         self.mapping = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-        if _WISH is not None:
-            self._wish_for_huge_pages()
+        self._advise(mmap.MADV_HUGEPAGE, 0, size)
+        for start in range(0, size, _STEP):
+            if not self._advise(_POPULATE_WRITE, start, min(_STEP, size - start)):
+                break
         self.address = memory_of(memoryview(self.mapping), "block").address
         self.idle_since = 0.0
 
-    def _wish_for_huge_pages(self) -> None:
+    def _advise(self, what: int, start: int, length: int) -> bool:
+        """Whether the kernel could do it. These are wishes: an older kernel does not know them, and nothing is lost."""
         try:
-            self.mapping.madvise(_WISH or 0)
-        except OSError:  # a kernel without them
-            self.has_huge_pages = False
-        else:
-            self.has_huge_pages = True
+            self.mapping.madvise(what, start, length)
+        except OSError as error:
+            if error.errno == errno.ENOMEM:
+                raise
+            return False
+        return True
 
 
 class BlockPool:
-    """Blocks of memory of this process. All methods may be called from any thread, and from destructors."""
+    """Blocks of memory of this process. Any thread may use it; blocks come back from destructors, too."""
 
-    def __init__(self, *, idle_bytes: int = 512 << 20, idle_seconds: float = 2.0) -> None:
+    def __init__(self, *, idle_bytes: int = 512 << 20, idle_seconds: float = 10.0) -> None:
         """Keeps at most `idle_bytes` that nobody uses, each for at most about twice `idle_seconds`."""
         self._most = idle_bytes
         self._seconds = idle_seconds
         self._idle: deque[_Block] = deque()  # the one freed last is at the end. Its methods are atomic: no lock,
         self._freed: SimpleQueue[None] = SimpleQueue()  # as a destructor may run in the midst of any of ours
         self._collector: threading.Thread | None = None
+        self._starting = threading.Lock()
 
     def take(self, size: int) -> memoryview:
         """`size` > 0 writable bytes at the start of a page, with anything in them. They come back with the last view.
 
         MemoryError where the system has none.
         """
-        if self._collector is None:
-            self._start()
+        self._start()
         block = self._take_idle(size) or _new_block(size)
 
         def give_back(_: Any) -> None:
@@ -109,8 +115,10 @@ class BlockPool:
         return True
 
     def _start(self) -> None:
-        self._collector = threading.Thread(target=self._collect, name="monarch-rdma-blocks", daemon=True)
-        self._collector.start()
+        with self._starting:
+            if self._collector is None:
+                self._collector = threading.Thread(target=self._collect, name="monarch-rdma-blocks", daemon=True)
+                self._collector.start()
 
     def _collect(self) -> None:
         """Sleeps as long as nothing is idle."""
@@ -122,7 +130,7 @@ class BlockPool:
 
     def forget(self) -> None:
         """After a fork, in the child: its parent's thread is not here, and what was idle is not needed."""
-        self._collector = None
+        self._collector, self._starting = None, threading.Lock()
         self._idle.clear()
         self._freed = SimpleQueue()
 

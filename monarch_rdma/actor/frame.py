@@ -24,6 +24,7 @@ __all__ = ["FRAMED_PICKLE", "FRAMED_SAFE", "MAX_PAYLOAD", "Frame", "write_frame"
 FRAMED_PICKLE, FRAMED_SAFE = 1, 3
 MAX_PAYLOAD = 1 << 20  # bytes that may be in the message itself
 _POOLED = 1 << 20  # from this size on, blocks come from the pool
+_PROBED = 64 << 20  # from this size on, see whether a region is as large as is said before taking the memory for it
 _LENGTH = 4
 _SAME = True  # in place of a handle: the one before it
 _MAX_BYTES = 2**63
@@ -47,7 +48,7 @@ def write_frame(
         table: list[list[Any]] = []
         pieces: list[Any] = [content.stream]
         for buffer in content.buffers:
-            if buffer.nbytes < inline:
+            if buffer.nbytes < inline or not buffer.nbytes:
                 table.append([buffer.nbytes, None, None])
                 pieces.append(buffer)
             else:
@@ -86,7 +87,7 @@ class Frame:
         try:
             header: Any = json.loads(bytes(body[begin:end]))
             self.stream_size, size, handle, table, self.rows, self.slots = header
-            self.buffers = [_Buffer(*entry) for entry in table]
+            self.buffers = [_Buffer(*_three(entry)) for entry in table]
             self.payload = _Buffer(size, handle, None, body[end:] if handle is None else None)
             self._check()
         except (TypeError, ValueError, RecursionError) as error:
@@ -130,9 +131,11 @@ class Frame:
         try:
             for buffer in self._large():
                 if buffer.block is None and not (buffer.view and self._map(buffer, deadline)):
+                    remote = self._remote(buffer, buffer.handle)
+                    if buffer.size >= _PROBED:
+                        remote[-1:].read_into(bytearray(1), timeout=_left(deadline)).get()
                     block = _new_block(buffer.size)
-                    read = self._remote(buffer, buffer.handle).read_into(block, timeout=_left(deadline))
-                    reads.append((buffer, block, read))
+                    reads.append((buffer, block, remote.read_into(block, timeout=_left(deadline))))
             for buffer, block, read in reads:
                 error = read.exception()
                 if error is None:
@@ -147,8 +150,8 @@ class Frame:
 
     def _remote(self, buffer: _Buffer, handle: str | None) -> RDMABuffer:
         remote = RDMABuffer.from_bytes((handle or "").encode(), engine=self._engine)
-        if remote.size() != buffer.size:
-            raise ProtocolError(f"a message's buffer of {buffer.size} bytes has a handle on {remote.size()}")
+        if remote.shape != (buffer.size,) or remote.size() != buffer.size:
+            raise ProtocolError(f"a message's buffer of {buffer.size} bytes has a handle on {remote!r}")
         return remote
 
     def _map(self, buffer: _Buffer, deadline: float | None) -> bool:
@@ -205,6 +208,12 @@ class Frame:
 
             tensors = tensors_over(self.rows, blocks)
         return payload[: self.stream_size], [tensors[~slot] if slot < 0 else blocks[slot] for slot in self.slots]
+
+
+def _three(entry: Any) -> Any:
+    """The fields of a buffer that come from the other side."""
+    size, handle, view = entry
+    return size, handle, view
 
 
 def _new_block(size: int) -> memoryview:

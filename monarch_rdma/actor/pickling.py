@@ -31,15 +31,14 @@ def pickled(value: Any, in_band: int) -> Content:
 
     Raises what pickling raises: TypeError or PicklingError for what cannot be pickled.
     """
-    out = io.BytesIO()
-    pickler = _Pickler(out, in_band)
-    pickler.dump(value)
-    buffers = pickler.buffers
+    out, outside = io.BytesIO(), _Outside(in_band)
+    _Pickler(out, outside).dump(value)
+    buffers = outside.buffers
     rows: list[list[Any]] = []
-    if pickler.tensors is not None:
-        found, rows = pickler.tensors.plan(len(buffers))
+    if outside.tensors is not None:
+        found, rows = outside.tensors.plan(len(buffers))
         buffers += found
-    return Content(out.getvalue(), buffers, rows, pickler.slots)
+    return Content(out.getvalue(), buffers, rows, outside.slots)
 
 
 def in_one_stream(value: Any) -> bytes:
@@ -48,48 +47,65 @@ def in_one_stream(value: Any) -> bytes:
     return data
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
-    def __init__(self, out: io.BytesIO, in_band: int) -> None:
-        super().__init__(out, protocol=_PROTOCOL, buffer_callback=self._keep_in_band)
+class _Outside:
+    """What stays outside of a stream. It does not know its pickler: a cycle of the two would leave buffers to the
+    garbage collector, and CPython up to 3.11 crashes where that frees a memoryview before a PickleBuffer on it.
+    """
+
+    def __init__(self, in_band: int) -> None:
         self.buffers: list[memoryview] = []
         self.slots: list[int] = []  # what the stream takes, in order: buffer i as i, tensor i as ~i
         self.tensors: TensorSet | None = None
         self._in_band = in_band
         self._tokens: dict[int, tuple[pickle.PickleBuffer, int]] = {}  # by id: stands for the tensor of this number
-        self._reducers = _reducers()
 
-    def reducer_override(self, obj: Any) -> Any:
-        reducer = self._reducers.get(type(obj))
-        reduced = reducer(self, obj) if reducer is not None else NotImplemented
-        return super().reducer_override(obj) if reduced is NotImplemented else reduced
-
-    def _keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
+    def keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
+        """The pickler's question about each buffer that it comes to; notes those that stay outside."""
         token = self._tokens.get(id(buffer))
         if token is not None:
             self.slots.append(~token[1])
             return False
         raw = buffer.raw()
-        if raw.nbytes < self._in_band:
+        if raw.nbytes < self._in_band or not raw.nbytes:
             return True
         self.slots.append(len(self.buffers))
         self.buffers.append(raw)
         return False
 
-    def tensor_set(self) -> TensorSet:
+    def token(self, tensor: Any) -> pickle.PickleBuffer:
+        """What the stream takes for a plain tensor."""
+        return self._token(self._tensor_set().add(tensor))
+
+    def token_of_storage(self, storage: Any) -> pickle.PickleBuffer:
+        """What the stream takes for all bytes of a storage, as a tensor."""
+        return self._token(self._tensor_set().add_storage(storage))
+
+    def _tensor_set(self) -> TensorSet:
         if self.tensors is None:
             from .tensors import TensorSet
 
             self.tensors = TensorSet()
         return self.tensors
 
-    def token(self, number: int) -> pickle.PickleBuffer:
-        """What the stream takes for the tensor of this number."""
+    def _token(self, number: int) -> pickle.PickleBuffer:
         token = pickle.PickleBuffer(bytearray())  # writable: for read-only ones, loads wants a real buffer
         self._tokens[id(token)] = token, number
         return token
 
 
-Reducer = Callable[[_Pickler, Any], Any]
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    def __init__(self, out: io.BytesIO, outside: _Outside) -> None:
+        super().__init__(out, protocol=_PROTOCOL, buffer_callback=outside.keep_in_band)
+        self._outside = outside
+        self._reducers = _reducers()
+
+    def reducer_override(self, obj: Any) -> Any:
+        reducer = self._reducers.get(type(obj))
+        reduced = reducer(self._outside, obj) if reducer is not None else NotImplemented
+        return super().reducer_override(obj) if reduced is NotImplemented else reduced
+
+
+Reducer = Callable[[_Outside, Any], Any]
 _known: dict[type, Reducer] = {}
 _known_of: set[str] = set()
 
@@ -112,29 +128,28 @@ def _reducers() -> dict[type, Reducer]:
     return _known
 
 
-def _reduce_tensor(pickler: _Pickler, tensor: Any) -> Any:
+def _reduce_tensor(outside: _Outside, tensor: Any) -> Any:
     from .tensors import is_plain_tensor
 
     if not is_plain_tensor(tensor):
         return NotImplemented  # torch's own reduction, which comes back to us with its storages
-    token = pickler.token(pickler.tensor_set().add(tensor))
-    return (_with_grad if tensor.requires_grad else _same), (token,)
+    return (_with_grad if tensor.requires_grad else _same), (outside.token(tensor),)
 
 
-def _reduce_storage(pickler: _Pickler, storage: Any) -> Any:
+def _reduce_storage(outside: _Outside, storage: Any) -> Any:
     if storage.device.type != "cpu":
         return NotImplemented
-    return _storage_of, (pickler.token(pickler.tensor_set().add_storage(storage)),)
+    return _storage_of, (outside.token_of_storage(storage),)
 
 
-def _reduce_typed_storage(pickler: _Pickler, storage: Any) -> Any:
+def _reduce_typed_storage(outside: _Outside, storage: Any) -> Any:
     untyped = storage._untyped_storage
     if untyped.device.type != "cpu":
         return NotImplemented
-    return _typed_storage_of, (pickler.token(pickler.tensor_set().add_storage(untyped)), storage.dtype)
+    return _typed_storage_of, (outside.token_of_storage(untyped), storage.dtype)
 
 
-def _reduce_array(_: _Pickler, array: Any) -> Any:
+def _reduce_array(_: _Outside, array: Any) -> Any:
     """numpy's own reduction, where it knows how to keep the bytes out of the stream; else of an array that it does."""
     if array.dtype.hasobject or not array.nbytes:
         return NotImplemented
@@ -146,7 +161,7 @@ def _reduce_array(_: _Pickler, array: Any) -> Any:
     return array.__reduce_ex__(_PROTOCOL)
 
 
-def _reduce_memoryview(_: _Pickler, view: memoryview) -> Any:
+def _reduce_memoryview(_: _Outside, view: memoryview) -> Any:
     if not (view.c_contiguous and view.nbytes and view.ndim and len(view.format) == 1):
         return NotImplemented  # bytes, then
     return _memoryview_of, (pickle.PickleBuffer(view), view.format, view.shape)

@@ -161,20 +161,19 @@ def check_rows(rows: Any, sizes: list[int]) -> None:
 
 def tensors_over(rows: list[Row], blocks: list[memoryview]) -> list[torch.Tensor]:
     """The tensors of checked rows. `blocks`: the buffers' bytes, by number."""
-    storages: dict[int, Any] = {}
-    tensors = []
-    for buffer, offset, name, shape, strides in rows:
-        dtype = getattr(torch, name)
-        tensor = torch.empty(0, dtype=dtype)
-        if buffer < 0:
-            tensor = torch.empty_strided(shape, strides, dtype=dtype)
-        else:
-            storage = storages.get(buffer)
-            if storage is None:
-                storage = storages[buffer] = _storage_over(blocks[buffer])
-            tensor.set_(storage, offset // dtype.itemsize, shape, strides)
-        tensors.append(tensor)
-    return tensors
+    storages = {buffer: _storage_over(blocks[buffer]) for buffer in {row[0] for row in rows} if buffer >= 0}
+    try:
+        return [_tensor_over(row, storages) for row in rows]
+    except RuntimeError as error:
+        raise ProtocolError(f"a message's tensor is one that torch refuses: {error}") from error
+
+
+def _tensor_over(row: Row, storages: dict[int, Any]) -> torch.Tensor:
+    buffer, offset, name, shape, strides = row
+    dtype = getattr(torch, name)
+    if buffer < 0:
+        return torch.empty_strided(shape, strides, dtype=dtype)
+    return torch.empty(0, dtype=dtype).set_(storages[buffer], offset // dtype.itemsize, shape, strides)
 
 
 def _storage_over(block: memoryview) -> Any:
