@@ -22,6 +22,7 @@ from child import Child
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from monarch_rdma import config
 from monarch_rdma.actor.codec import Incoming, Outgoing, encode, encode_call
 from monarch_rdma.errors import AccessDenied, ConfigError, OutOfBounds, PeerLost, ProtocolError
 from monarch_rdma.rdma import Engine, RDMABuffer, share
@@ -512,11 +513,11 @@ def test_handles_travel_within_values(way: Way) -> None:
     assert first.shape == (10,)
 
 
-@pytest.mark.parametrize("inline", [4096, 1 << 30])
-def test_the_limit_for_inline_buffers(way: Way, inline: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("monarch_rdma.actor.codec._inline_bytes", lambda: inline)
+@pytest.mark.parametrize("inline", [4096, 1 << 20])
+def test_the_limit_for_inline_buffers(way: Way, inline: int) -> None:
     value = [torch.ones(2000), np.ones(2000), torch.ones(0), np.ones(0)]
-    out = way.encode(value)
+    with config.configured(message_inline_bytes=inline):
+        out = encode(value, engine=way.owner)
     assert out.num_large == (2 if inline == 4096 else 0)
     assert same(way.fetched(out).load(), value)
 

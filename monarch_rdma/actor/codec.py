@@ -24,7 +24,6 @@ __all__ = ["CODECS", "Incoming", "Outgoing", "encode", "encode_call"]
 
 CODECS = ("pickle", "safe")
 _PICKLE, _SAFE = 0x80, 0x02  # first bytes of bodies that are one stream
-_INLINE_BYTES = 64 << 10  # where the option message_inline_bytes does not exist
 _SCALARS = frozenset({NoneType, bool, int, float, str, bytes})
 _MOST_ITEMS = 64  # of a container that is looked through; a pickler is quicker for more
 _DEPTH = 3
@@ -79,7 +78,7 @@ class Incoming:
         """
         self._body: bytes | memoryview = body
         self._frame: Frame | None = None
-        self._relayed: list[Outgoing] | None = None
+        self._relayed: tuple[Outgoing, ...] = ()
         self._loaded = False
         if not body:
             raise ProtocolError("a message's body is empty")
@@ -120,7 +119,7 @@ class Incoming:
             return Outgoing(bytes(self._body))
         out = Outgoing(*self._frame.relay())
         if out.num_large:
-            self._relayed = [*(self._relayed or ()), out]
+            self._relayed = (*self._relayed, out)
         return out
 
     def load(self) -> Any:
@@ -136,9 +135,9 @@ class Incoming:
             if body[0] == _PICKLE:
                 return _loads(body)
             return _decode_safe(memoryview(body)[1:], [])
-        copy = self._relayed is not None and not all([out.is_released for out in self._relayed])
+        copy = not all([out.is_released for out in self._relayed])
         stream, taken = frame.take(copy=copy)
-        self._loaded, self._body, self._frame = True, b"", None
+        self._loaded, self._body, self._frame, self._relayed = True, b"", None, ()
         if frame.tag == FRAMED_PICKLE:
             return _loads(stream, buffers=taken)
         return _decode_safe(stream, taken)
@@ -228,6 +227,5 @@ def _inline_bytes() -> int:
     global _inline
     generation = config.generation()
     if _inline[0] != generation:
-        value = config.get("message_inline_bytes") if "message_inline_bytes" in config.OPTIONS else _INLINE_BYTES
-        _inline = generation, int(value)
+        _inline = generation, int(config.get("message_inline_bytes"))
     return _inline[1]
