@@ -58,7 +58,8 @@ def actor_classes(package: str) -> dict[str, Any]:
         @actor.endpoint
         async def read(self, buffer: Any, size: int, count: int) -> tuple[list[float], int]:
             """Seconds of each read, and the sum of what was read last."""
-            tensor = numbers(package, size, False).zero_()
+            tensor = self.__dict__.setdefault(f"into_{size}", numbers(package, size, False))
+            tensor.zero_()
             samples = []
             for _ in range(count):
                 started = time.perf_counter()
@@ -95,6 +96,7 @@ class Client:
         self._procs: list[Any] = []
         self._meshes: dict[tuple[str, int], Any] = {}
         self._tensor: tuple[tuple[int, bool], Any] = ((0, False), None)
+        self._buffer: tuple[tuple[int, bool], Any] = ((0, False), None)
 
     def __call__(self, do: str, **arguments: Any) -> Any:
         return getattr(self, do)(**arguments)
@@ -151,7 +153,9 @@ class Client:
 
     def read_buffer(self, size: int, shared: bool, count: int) -> list[float]:
         """Seconds of each read of one actor's RDMABuffer, measured inside another actor."""
-        buffer = self._mesh("owner").buffer.call_one(size, shared).get()
+        if self._buffer[0] != (size, shared):
+            self._buffer = (size, shared), self._mesh("owner").buffer.call_one(size, shared).get()
+        buffer = self._buffer[1]
         samples, total = self._mesh("reader").read.call_one(buffer, size, count).get()
         if total != sum_of_numbers(size):
             raise RuntimeError(f"{self._package} read wrong bytes")
