@@ -1,6 +1,6 @@
 """How fast actors are: beside bare sockets and copies, and beside torchmonarch where that is installed.
 
-    python benchmarks/bench_actor.py                  about six minutes with torchmonarch, two without
+    python benchmarks/bench_actor.py                  about four minutes with torchmonarch, two without
     python benchmarks/bench_actor.py --quick
     python benchmarks/bench_actor.py --only calls,tensors --monarch-python /path/to/venv/bin/python
 
