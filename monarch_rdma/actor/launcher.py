@@ -156,9 +156,9 @@ class Template:
         self.process = Started(name, self._popen.pid, _above_stdio(os.pidfd_open(self._popen.pid)))
         self._register(self.process, pipes)
         self._selector.register(self._control, selectors.EVENT_READ, self._on_message)
-        path = [place or os.getcwd() for place in sys.path] if python in (None, sys.executable) else []
         with contextlib.suppress(template.Disconnected):  # the thread will see how it ended
-            template.send(self._control, ("hello", f"monarch_rdma {name}", path, sys.argv, list(preload), entry))
+            hello = ("hello", f"monarch_rdma {name}", *_path_for(python), sys.argv, list(preload), entry)
+            template.send(self._control, hello)
         self._thread = threading.Thread(target=self._run, name=f"{name}-watcher", daemon=True)
         self._thread.start()
 
@@ -488,6 +488,15 @@ def _execute(python: str | None, env: dict[str, str]) -> tuple[subprocess.Popen[
         its.close()
         template.close_all([*writers, pidfd])
     return popen, mine, readers
+
+
+def _path_for(python: str | None) -> tuple[bool, list[str]]:
+    """Where a template finds modules: whether this is all, or goes before what another interpreter has of its own."""
+    path = [os.path.abspath(place) if os.path.isdir(place or ".") else place for place in sys.path]
+    if python in (None, sys.executable):
+        return True, path
+    ours = tuple(os.path.join(prefix, "") for prefix in {sys.prefix, sys.base_prefix})
+    return False, [place for place in path if not place.startswith(ours)]
 
 
 def _pipes() -> tuple[list[int], list[int]]:

@@ -22,6 +22,7 @@ import socket
 import struct
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -190,9 +191,9 @@ class _Template:
     def _prepare(self) -> None:
         """Imports. A failure is told to the client, and is this process's end."""
         hello, _ = receive(self._control)
-        _, name, path, sys.argv[:], preload, entry = hello
+        _, name, path_is_all, path, sys.argv[:], preload, entry = hello
         placement.set_title(name)
-        sys.path[:] = path or sys.path
+        sys.path[:] = path if path_is_all else path + sys.path
         for stream in (sys.stdout, sys.stderr):
             # Lines leave at once, so that a crash loses none.
             stream.reconfigure(encoding="utf-8", errors="backslashreplace", line_buffering=True)  # type: ignore[union-attr]
@@ -231,7 +232,9 @@ class _Template:
         sys.stderr.flush()
         parent = os.getpid()
         try:
-            pid = os.fork()
+            with warnings.catch_warnings():  # OpenBLAS has threads, and ends them itself before a fork
+                warnings.simplefilter("ignore", DeprecationWarning)
+                pid = os.fork()
         except OSError as error:
             pid = -1
             self._tell(("refused", number, f"fork: {error.strerror}"))
