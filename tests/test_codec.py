@@ -351,6 +351,16 @@ def test_a_storage_larger_than_its_tensors_span_keeps_its_place(way: Way) -> Non
     assert (plain == 0).all()
 
 
+def test_a_tensor_whose_storage_was_taken_away_is_refused(way: Way) -> None:
+    tensor = torch.ones(1000)
+    tensor.untyped_storage().resize_(100)
+    with pytest.raises(
+        ConfigError, match=r"reaches to byte 4000 of its storage, which has only 100 \(it was resized\)"
+    ):
+        way.encode([torch.ones(MIB), tensor])
+    assert way.offered == 0
+
+
 # --- arrays ------------------------------------------------------------------------------------------------------
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import dataclass
+from types import NoneType
 from typing import Any
 
 from ..errors import ConfigError, ProtocolError, RdmaError
@@ -28,6 +29,8 @@ _PROBED = 64 << 20  # from this size on, see whether a region is as large as is 
 _LENGTH = 4
 _SAME = True  # in place of a handle: the one before it
 _MAX_BYTES = 2**63
+_TEXT, _TEXT_OR_FLAG = (str, NoneType), (str, bool, NoneType)
+_to_json = json.JSONEncoder(separators=(",", ":")).encode
 
 
 @dataclass
@@ -69,7 +72,7 @@ def _offer(data: memoryview, held: list[RDMABuffer], engine: Engine | None) -> s
 
 
 def _joined(tag: int, header: list[Any], payload: bytes | memoryview) -> bytes:
-    text = json.dumps(header, separators=(",", ":")).encode()
+    text = _to_json(header).encode()
     return b"".join((bytes((tag,)), len(text).to_bytes(_LENGTH, "big"), text, payload))
 
 
@@ -97,7 +100,7 @@ class Frame:
         inline = 0
         for buffer in (*self.buffers, self.payload):
             good = type(buffer.size) is int and 0 <= buffer.size < _MAX_BYTES
-            good = good and isinstance(buffer.handle, str | None) and isinstance(buffer.view, str | bool | None)
+            good = good and isinstance(buffer.handle, _TEXT) and isinstance(buffer.view, _TEXT_OR_FLAG)
             if not good or (buffer.view and not buffer.handle):
                 raise ValueError("a buffer's entry")
             inline += buffer.size if buffer.handle is None and buffer is not self.payload else 0

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["in_one_stream", "pickled"]
 
 _PROTOCOL = 5
+_WRITABLE = bytearray()  # of a read-only buffer, loads wants a real one in its place
 _loaded = sys.modules
 
 
@@ -57,13 +58,14 @@ class _Outside:
         self.slots: list[int] = []  # what the stream takes, in order: buffer i as i, tensor i as ~i
         self.tensors: TensorSet | None = None
         self._in_band = in_band
-        self._tokens: dict[int, tuple[pickle.PickleBuffer, int]] = {}  # by id: stands for the tensor of this number
+        self._tokens: list[pickle.PickleBuffer] = []  # by number: what stands for the tensor
+        self._numbers: dict[int, int] = {}  # by the id of a token
 
     def keep_in_band(self, buffer: pickle.PickleBuffer) -> bool:
         """The pickler's question about each buffer that it comes to; notes those that stay outside."""
-        token = self._tokens.get(id(buffer))
-        if token is not None:
-            self.slots.append(~token[1])
+        number = self._numbers.get(id(buffer))
+        if number is not None:
+            self.slots.append(~number)
             return False
         raw = buffer.raw()
         if raw.nbytes < self._in_band or not raw.nbytes:
@@ -88,8 +90,9 @@ class _Outside:
         return self.tensors
 
     def _token(self, number: int) -> pickle.PickleBuffer:
-        token = pickle.PickleBuffer(bytearray())  # writable: for read-only ones, loads wants a real buffer
-        self._tokens[id(token)] = token, number
+        token = pickle.PickleBuffer(_WRITABLE)
+        self._tokens.append(token)
+        self._numbers[id(token)] = number
         return token
 
 

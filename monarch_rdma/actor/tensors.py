@@ -5,12 +5,13 @@ Tensors of one set that overlap in a storage overlap again over the received byt
 
 from __future__ import annotations
 
+import functools
 import math
 from typing import Any
 
 import torch
 
-from ..errors import ProtocolError
+from ..errors import ConfigError, ProtocolError
 from ..rdma.memory import Keep, bytes_at, memory_of
 
 __all__ = ["Row", "TensorSet", "check_rows", "is_plain_tensor", "tensors_over"]
@@ -33,14 +34,7 @@ def is_plain_tensor(tensor: Any) -> bool:
         and not (tensor.is_quantized or tensor.is_nested or tensor.is_conj() or tensor.is_neg())
         and not tensor.__dict__
         and not tensor._backward_hooks
-        and _lies_in_storage(tensor)
     )
-
-
-def _lies_in_storage(tensor: Any) -> bool:
-    itemsize = tensor.element_size()
-    span = _span(tensor.shape, tensor.stride(), itemsize)
-    return bool(tensor.storage_offset() * itemsize + span <= tensor.untyped_storage().nbytes())
 
 
 def _span(shape: Any, strides: Any, itemsize: int) -> int:
@@ -54,15 +48,18 @@ class TensorSet:
     """The tensors of one message, by number. Which bytes go is decided when all are known."""
 
     def __init__(self) -> None:
-        self._tensors: list[Any] = []
-
-    def __len__(self) -> int:
-        return len(self._tensors)
+        self._pieces: list[_Piece] = []
 
     def add(self, tensor: Any) -> int:
-        """The tensor's number. It is plain; see is_plain_tensor."""
-        self._tensors.append(tensor)
-        return len(self._tensors) - 1
+        """The tensor's number. It is plain; see is_plain_tensor. ConfigError where its storage does not hold it."""
+        piece = _Piece(tensor)
+        if piece.end > piece.storage.nbytes():
+            raise ConfigError(
+                f"a tensor of shape {tuple(tensor.shape)} reaches to byte {piece.end} of its storage, which has only "
+                f"{piece.storage.nbytes()} (it was resized)"
+            )
+        self._pieces.append(piece)
+        return len(self._pieces) - 1
 
     def add_storage(self, storage: Any) -> int:
         """All bytes of a storage of the CPU, as a uint8 tensor that begins where its new storage does."""
@@ -71,33 +68,39 @@ class TensorSet:
 
     def plan(self, first: int) -> tuple[list[memoryview], list[Row]]:
         """The bytes to send, as buffers numbered from `first` on, and one row per tensor."""
-        pieces: dict[int, list[_Piece]] = {}
-        rows: list[Row] = []
-        for tensor in self._tensors:
-            piece = _Piece(tensor)
-            rows.append(piece.row)
+        of_storages: dict[int, list[_Piece]] = {}
+        for piece in self._pieces:
             if piece.end > piece.start:
-                pieces.setdefault(piece.storage.data_ptr(), []).append(piece)
+                of_storages.setdefault(piece.storage.data_ptr(), []).append(piece)
         buffers: list[memoryview] = []
-        for of_storage in pieces.values():
-            for span in _spans(of_storage):
+        for pieces in of_storages.values():
+            for span in _spans(pieces):
                 _place(span, first, buffers)
-        return buffers, rows
+        return buffers, [piece.row() for piece in self._pieces]
 
 
 class _Piece:
-    """Where a tensor's bytes lie in its storage, and its row."""
+    """Where a tensor's bytes lie: from `start` to `end` in its storage, and, once placed, at `offset` of a buffer."""
 
-    __slots__ = ("end", "nbytes", "row", "start", "storage", "tensor")
+    __slots__ = ("buffer", "end", "nbytes", "offset", "start", "storage", "strides", "tensor")
 
     def __init__(self, tensor: Any) -> None:
         self.tensor = tensor
         self.storage = tensor.untyped_storage()
-        itemsize, shape, strides = tensor.element_size(), list(tensor.shape), list(tensor.stride())
+        self.strides = tensor.stride()
+        self.nbytes = tensor.nbytes
+        itemsize = tensor.element_size()
         self.start = tensor.storage_offset() * itemsize
-        self.end = self.start + _span(shape, strides, itemsize)
-        self.nbytes = itemsize * math.prod(shape)
-        self.row: Row = [-1, 0, str(tensor.dtype)[6:], shape, strides]  # without "torch."
+        self.end = self.start + (self.nbytes if tensor.is_contiguous() else _span(tensor.shape, self.strides, itemsize))
+        self.buffer, self.offset = -1, 0
+
+    def row(self) -> Row:
+        return [self.buffer, self.offset, _name(self.tensor.dtype), self.tensor.shape, self.strides]
+
+
+@functools.cache
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _spans(pieces: list[_Piece]) -> list[list[_Piece]]:
@@ -120,18 +123,13 @@ def _place(span: list[_Piece], first: int, buffers: list[memoryview]) -> None:
     end = max([piece.end for piece in span])
     if end - start > _SPARSE * sum([piece.nbytes for piece in span]) + _ALIGNMENT:
         for piece in span:
-            packed = _Piece(piece.tensor.detach().clone(memory_format=torch.contiguous_format))
-            piece.row[:] = packed.row
-            _set_place(piece, first + len(buffers), packed.start)
-            buffers.append(_bytes_of(packed.storage, packed.start, packed.end))
+            packed = piece.tensor.detach().clone(memory_format=torch.contiguous_format)
+            piece.buffer, piece.strides = first + len(buffers), packed.stride()
+            buffers.append(_bytes_of(packed.untyped_storage(), 0, piece.nbytes))
         return
     for piece in span:
-        _set_place(piece, first + len(buffers), piece.start - start)
+        piece.buffer, piece.offset = first + len(buffers), piece.start - start
     buffers.append(_bytes_of(span[0].storage, start, end))
-
-
-def _set_place(piece: _Piece, buffer: int, offset: int) -> None:
-    piece.row[0], piece.row[1] = buffer, offset
 
 
 def _bytes_of(storage: Any, start: int, end: int) -> memoryview:
