@@ -505,6 +505,32 @@ def test_sigterm_to_the_template_ends_all_in_order(make: Callable[..., Template]
     assert template.process.wait(20) is not None
 
 
+def test_closing_twice_at_once_is_no_less_patient(make: Callable[..., Template], pipe: tuple[int, int]) -> None:
+    template = make()
+    source = f"import signal, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep(0.2), exit(8))); {SAY_READY}"
+    (worker,) = template.spawn([spec(f"{source}; {FOREVER}")], [pipe[1]])
+    read_until(pipe[0], 1)
+    threads = [threading.Thread(target=template.close, args=(20,)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(30)
+    assert worker.returncode == 8
+
+
+@pytest.mark.timeout(60)
+def test_nobody_waits_for_ever_if_watching_fails(monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
+    template = Template(entry=ENTRY)
+    (worker,) = template.spawn([spec("import time; time.sleep(0.1)\nprint('x')\ntime.sleep(1000)")])
+    monkeypatch.setattr(template, "_hand_on", lambda *_: 1 / 0)
+    assert worker.wait(20) == -signal.SIGKILL
+    with pytest.raises(PeerLost, match="not watched"):
+        template.spawn([spec(FOREVER)])
+    template.close()
+    assert "watching it failed" in caplog.text
+    assert left_of_session(template.process.pid) == []
+
+
 def test_a_stopped_template(make: Callable[..., Template], pipe: tuple[int, int]) -> None:
     template = make()
     (worker, other) = stubborn(template, "no_sigterm", pipe)
@@ -759,3 +785,26 @@ def test_no_descriptors_left_is_said(client: Callable[..., Client]) -> None:
     assert each.hear() == [1]
     assert each.hear() == [4]
     assert each.process.wait(20) == 0
+
+
+def test_a_template_for_which_no_descriptors_are_left(client: Callable[..., Client]) -> None:
+    source = f"""
+        import resource
+        from monarch_rdma.errors import ResourceExhausted
+        here = len(os.listdir('/proc/self/fd')) - 1
+        refused = 0
+        while True:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (here + refused, 1000))
+            try:
+                template = Template(entry={ENTRY!r})
+                break
+            except ResourceExhausted:
+                assert len(os.listdir('/proc/self/fd')) - 1 == here
+                refused += 1
+        resource.setrlimit(resource.RLIMIT_NOFILE, (1000, 1000))
+        tell(template.spawn([ProcessSpec('worker', b'result = 4')])[0].wait(20), refused)
+        template.close()
+        """
+    code, refused = client(source).hear()
+    assert code == 4
+    assert refused > 5

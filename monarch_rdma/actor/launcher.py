@@ -151,9 +151,9 @@ class Template:
         self._workers: dict[int, Started] = {}  # by pid, until the template has said how it ended
         self._pipes: dict[Started, list[OutputPipe]] = {}
 
-        self._popen, self._control, pipes = _execute(python, self._environment)
-        self._selector = selectors.DefaultSelector()
-        self.process = Started(name, self._popen.pid, _above_stdio(os.pidfd_open(self._popen.pid)))
+        self._popen, pidfd, self._control, pipes = _execute(python, self._environment)
+        self._selector = selectors.PollSelector()
+        self.process = Started(name, self._popen.pid, pidfd)
         self._register(self.process, pipes)
         self._selector.register(self._control, selectors.EVENT_READ, self._on_message)
         with contextlib.suppress(template.Disconnected):  # the thread will see how it ended
@@ -217,17 +217,18 @@ class Template:
         if os.getpid() != self._owner:
             return
         with self._changed:
-            polite = self._ready and not self._gone and not self._closing
-            self._closing = True
+            is_first, self._closing = not self._closing, True
+            is_listening = self._ready and not self._gone
             self._gone = self._gone or f"{self.process.name} is closed"
             self._changed.notify_all()
-        try:
-            if polite:
-                self._send(("close", timeout), (), time.monotonic() + 0.5)
-            else:  # it may be importing or stopped; the kernel ends its workers with it
+        if is_first:
+            try:
+                if is_listening:
+                    self._send(("close", timeout), (), time.monotonic() + 0.5)
+                else:  # it may be importing or stopped; the kernel ends its workers with it
+                    self.process.kill()
+            except (template.Disconnected, TransferTimeout):
                 self.process.kill()
-        except (template.Disconnected, TransferTimeout):
-            self.process.kill()
         if threading.current_thread() is not self._thread:
             self._join(timeout + 1)
 
@@ -272,23 +273,26 @@ class Template:
             template.close_all(writers)
 
     def _send(self, message: tuple[Any, ...], fds: Sequence[int], deadline: float) -> None:
-        with self._sending:
-            left = max(deadline - time.monotonic(), 0.001)
-            seconds, fraction = divmod(left, 1)
+        if not self._sending.acquire(timeout=max(deadline - time.monotonic(), 0)):
+            raise self._timeout()
+        try:
+            if self._control.fileno() == -1:
+                raise template.Disconnected
+            seconds, fraction = divmod(max(deadline - time.monotonic(), 0.001), 1)
             limit = struct.pack("ll", int(seconds), int(fraction * 1e6))
             self._control.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-            try:
-                template.send(self._control, message, fds)
-            except BlockingIOError:
-                # Part of the message may be under way: no other can follow.
-                with self._changed:
-                    self._gone = self._gone or f"{self.process.name} (pid {self.process.pid}) stopped answering"
-                    self._changed.notify_all()
-                raise self._timeout() from None
-            except OSError as error:
-                raise ResourceExhausted(
-                    f"descriptors cannot be sent: {error.strerror}", sys_errno=error.errno or 0
-                ) from error
+            template.send(self._control, message, fds)
+        except BlockingIOError:
+            # Part of the message may be under way: no other can follow.
+            with self._changed:
+                self._gone = self._gone or f"{self.process.name} (pid {self.process.pid}) stopped answering"
+                self._changed.notify_all()
+            raise self._timeout() from None
+        except OSError as error:
+            why = f"descriptors cannot be sent: {error.strerror}"
+            raise ResourceExhausted(why, sys_errno=error.errno or 0) from error
+        finally:
+            self._sending.release()
 
     def _answered(self, request: _Request, deadline: float) -> Started:
         with self._changed:
@@ -315,6 +319,19 @@ class Template:
     # --- on the watching thread --------------------------------------------------------------------------------------
 
     def _run(self) -> None:
+        try:
+            self._watch()
+        except Exception:  # nobody shall wait for what is not watched
+            _log.exception("%s: watching it failed; its processes are ended", self.process.name)
+            with self._changed:
+                self._gone = self._gone or f"{self.process.name} is not watched any more"
+                self._changed.notify_all()
+            for process in [self.process, *self._workers.values()]:
+                process.kill()
+                if process.returncode is None:
+                    process.end(-signal.SIGKILL)
+
+    def _watch(self) -> None:
         while self._control_open or self._workers or self.process.returncode is None:
             for key, _ in self._selector.select():
                 # What an earlier event of this round has ended is registered no more.
@@ -322,7 +339,8 @@ class Template:
                     key.data()
         for pipe in [pipe for pipes in self._pipes.values() for pipe in pipes]:
             self._close_pipe(pipe)  # held open by what a worker started and left, in a group of its own
-        self._control.close()
+        with self._sending:
+            self._control.close()
         self._selector.close()
 
     def _register(self, process: Started, pipes: list[int]) -> None:
@@ -459,35 +477,41 @@ class Template:
                 guarded(self._on_lines, pipe.owner, pipe.stream, lines)
 
 
-def _execute(python: str | None, env: dict[str, str]) -> tuple[subprocess.Popen[bytes], socket.socket, list[int]]:
-    """Starts a template: the process, the socket to it, the reading ends of its output."""
+def _execute(python: str | None, env: dict[str, str]) -> tuple[subprocess.Popen[bytes], int, socket.socket, list[int]]:
+    """Starts a template: the process, its pidfd, the socket to it, the reading ends of its output."""
     executable = python or sys.executable
     if not executable:
         raise ConfigError("python is not given, and this program does not know its interpreter (sys.executable)")
     flags = subprocess._args_from_interpreter_flags() if executable == sys.executable else []  # type: ignore[attr-defined]
     readers, writers = _pipes()
-    mine, its = (socket.socket(fileno=_above_stdio(end.detach())) for end in socket.socketpair())
-    pidfd = _above_stdio(os.pidfd_open(os.getpid()))
-    try:
-        popen = subprocess.Popen(
-            [executable, *flags, "-c", _BOOT.format(its.fileno(), pidfd), _ROOT],
-            stdin=subprocess.DEVNULL,
-            stdout=writers[0],
-            stderr=writers[1],
-            env=env,
-            pass_fds=[its.fileno(), pidfd],
-            start_new_session=True,  # Ctrl-C is for this process, which then decides
-        )
-    except OSError as error:
-        template.close_all(readers)
-        mine.close()
-        if isinstance(error, FileNotFoundError | PermissionError):
+    with contextlib.ExitStack() as on_failure, contextlib.ExitStack() as always:
+        on_failure.callback(template.close_all, readers)
+        always.callback(template.close_all, writers)
+        try:
+            mine, its = (socket.socket(fileno=_above_stdio(end.detach())) for end in socket.socketpair())
+            on_failure.callback(mine.close)
+            always.callback(its.close)
+            client = _above_stdio(os.pidfd_open(os.getpid()))
+            always.callback(os.close, client)
+            popen = subprocess.Popen(
+                [executable, *flags, "-c", _BOOT.format(its.fileno(), client), _ROOT],
+                stdin=subprocess.DEVNULL,
+                stdout=writers[0],
+                stderr=writers[1],
+                env=env,
+                pass_fds=[its.fileno(), client],
+                start_new_session=True,  # Ctrl-C is for this process, which then decides
+            )
+            on_failure.callback(popen.wait)
+            on_failure.callback(popen.kill)
+            pidfd = _above_stdio(os.pidfd_open(popen.pid))
+        except (FileNotFoundError, PermissionError, NotADirectoryError) as error:
             raise ConfigError(f"python is {executable!r}, which cannot be executed: {error.strerror}") from None
-        raise ResourceExhausted(f"no process can be started: {error.strerror}", sys_errno=error.errno or 0) from error
-    finally:
-        its.close()
-        template.close_all([*writers, pidfd])
-    return popen, mine, readers
+        except OSError as error:
+            why = f"no process can be started: {error.strerror}"
+            raise ResourceExhausted(why, sys_errno=error.errno or 0) from error
+        on_failure.pop_all()
+    return popen, pidfd, mine, readers
 
 
 def _path_for(python: str | None) -> tuple[bool, list[str]]:
