@@ -500,7 +500,7 @@ void mr_inbox_close(mr_inbox* inbox) {
   if (inbox != nullptr && inbox->node->is_ours()) delete inbox;
 }
 
-int mr_inbox_take(mr_inbox* inbox, double timeout, mr_stop* stop, uint32_t background, const uint8_t** data,
+int mr_inbox_take(mr_inbox* inbox, double timeout, mr_stop* stop, uint32_t background, const char** data,
                   uint64_t* length, mr_error* error) {
   int count = 0;
   const int failed = guarded(error, [&] {
@@ -508,7 +508,7 @@ int mr_inbox_take(mr_inbox* inbox, double timeout, mr_stop* stop, uint32_t backg
     demand_number(timeout);
     const Batch* batch = inbox->node->inbox().take(timeout, stop != nullptr ? &stop->stop : nullptr, background != 0);
     if (batch == nullptr) return inbox->node->check_usable();
-    *data = batch->bytes.data();
+    *data = reinterpret_cast<const char*>(batch->bytes.data());
     *length = batch->bytes.size();
     count = static_cast<int>(batch->count);
   });

@@ -250,7 +250,7 @@ void mr_inbox_close(mr_inbox* inbox);
 /* Takes what has arrived, up to some hundred entries; waits for the first. Returns how many, 0 at the timeout or where
  * the stop (may be NULL) is set, negative = -mr_kind. *data is valid until this thread's next take or done. Who waits
  * here handles the engine's events itself; background != 0: unless another thread would. */
-int mr_inbox_take(mr_inbox* inbox, double timeout, mr_stop* stop, uint32_t background, const uint8_t** data,
+int mr_inbox_take(mr_inbox* inbox, double timeout, mr_stop* stop, uint32_t background, const char** data,
                   uint64_t* length, mr_error* error);
 /* Gives the turn back, if this thread has it. put_back != 0: the batch was not read; the next one takes it again. */
 void mr_inbox_done(mr_inbox* inbox, uint32_t put_back);

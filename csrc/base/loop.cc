@@ -177,7 +177,7 @@ Loop::Lead Loop::lead(Time until, bool (*done)(const void*), const void* what, b
   if (!is_this_process(pid_) || held() || stopping_.load() || !claim_lead(background)) return Lead::refused;
   const auto may_go_on = [&] { return led_.load() != kAsked && !done(what) && !stopping_.load(); };
   epoll_event events[kBatch];
-  while (may_go_on()) {
+  while (take_note(), may_go_on()) {
     int left = -1;
     if (until != Time::max()) {
       const Time now = Clock::now();
@@ -190,11 +190,25 @@ Loop::Lead Loop::lead(Time until, bool (*done)(const void*), const void* what, b
   leader_.store({});
   const bool asked = led_.exchange(kNobody) == kAsked;
   led_.notify_all();
+  take_note();
   return asked ? Lead::gave_way : Lead::ended;
 }
 
 void Loop::nudge() {
   if (led_.load() != kNobody && leader_.load() != std::this_thread::get_id()) wake();
+}
+
+// Where the loop thread got what was for the leader. It would get it again and again while the leader is on its way.
+void Loop::pass_on_to_leader() {
+  if (led_.load() == kNobody || leader_.load() == std::this_thread::get_id()) return;
+  passed_on_.store(true);
+  if (led_.load() == kNobody) passed_on_.store(false);  // it left just now, and may not see this any more
+  wake();
+}
+
+void Loop::take_note() {
+  if (!passed_on_.load() || !passed_on_.exchange(false)) return;
+  passed_on_.notify_all();
 }
 
 void Loop::round(const epoll_event* events, int count) {
@@ -222,6 +236,7 @@ void Loop::thread_main() {
     const int count = ::epoll_wait(epoll_.get(), events, kBatch, -1);
     wakeups_.fetch_add(1, std::memory_order_relaxed);
     round(events, count);
+    passed_on_.wait(true);
     if (stopping_.load() && queue_empty()) return;
   }
 }
@@ -236,7 +251,7 @@ void Loop::dispatch_on_loop(const epoll_event* events, int count) {
       if (stopping_.load())
         wake();
       else
-        nudge();
+        pass_on_to_leader();
     } else if (token == kTimerToken) {
       consume(timer_.get());
       armed_ = Time::max();

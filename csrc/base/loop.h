@@ -112,6 +112,8 @@ class Loop {
   enum LedBy : int { kNobody, kForeground, kBackground, kAsked };  // kAsked: one in the background, to give way
 
   bool claim_lead(bool background);
+  void pass_on_to_leader();
+  void take_note();
   void thread_main();
   void round(const epoll_event* events, int count);
   void rearm_on_loop(int fd, const Watch& watch);
@@ -143,6 +145,7 @@ class Loop {
   std::atomic<bool> stopping_{false};
   std::atomic<int> led_{kNobody};
   std::atomic<std::thread::id> leader_{};
+  std::atomic<bool> passed_on_{false};  // a wake-up for the leader; the loop thread waits until it has taken note
   std::atomic<uint64_t> wakeups_{0};
   std::unique_ptr<std::thread> thread_;
 };

@@ -28,11 +28,12 @@ Incoming = tuple[int, str, "bytes | memoryview"]
 _SLICE = 0.1  # seconds between looks for Ctrl-C while waiting
 _SMALL = 4096  # bytes up to which data is a copy of its own, that does not keep its batch
 _MAX_CACHED = 4096
-_HEAD = Struct("=iIQ")  # mr_incoming
+_read_head = Struct("=iIQ").unpack_from  # mr_incoming
 _TIMEOUT = int(lib.MR_TRANSFER_TIMEOUT)
 _NULL = ffi.NULL
 _main_thread = threading.main_thread().ident
 _get_ident = threading.get_ident
+_unpack = ffi.unpack
 _take = lib.mr_inbox_take
 _send = lib.mr_peer_send
 
@@ -42,8 +43,7 @@ class _Cells(threading.local):
 
     def __init__(self) -> None:
         self.error = ffi.new("mr_error *")
-        self.data = ffi.new("uint8_t **")
-        self.length = ffi.new("uint64_t *")
+        self.taken = ffi.new("char **"), ffi.new("uint64_t *"), self.error
 
 
 _cells = _Cells()
@@ -86,32 +86,39 @@ class Inbox:
 
         Raises ConfigError where the engine is or was closed, or belongs to the parent of this process.
         """
-        cells, cell = _cells, _NULL if stop is None else stop.cell
+        data, length, error = _cells.taken
         limit = -1.0 if timeout is None else seconds(timeout)
-        sliced = _get_ident() == _main_thread and (limit < 0 or limit > _SLICE)
-        deadline = time.monotonic() + limit if sliced and limit >= 0 else None
+        wait = _SLICE if _get_ident() == _main_thread and not 0 <= limit <= _SLICE else limit
+        cell = _NULL if stop is None else stop.cell
         try:
-            while True:
-                wait = _SLICE if sliced else limit
-                count = _take(self._handle, wait, cell, background, cells.data, cells.length, cells.error)
-                if count > 0:
-                    return self._parse(ffi.buffer(cells.data[0], cells.length[0])[:], count)
-                if count < 0:
-                    raise_error(cells.error, -count, operation="receive")
-                if not sliced or (stop is not None and lib.mr_stop_is_set(cell)):
-                    return []
-                if deadline is not None:
-                    limit = deadline - time.monotonic()
-                    if limit <= 0:
-                        return []
-                    sliced = limit > _SLICE
+            count = _take(self._handle, wait, cell, background, data, length, error)
+            if not count and wait != limit:
+                count = self._take_slices(limit - wait if limit > 0 else limit, cell, background)
+            if count > 0:
+                return self._entries(_unpack(data[0], length[0]), count)
+            if count:
+                raise_error(error, -count, operation="receive")
+            return []
         except BaseException:  # Ctrl-C: nobody has seen these messages
             lib.mr_inbox_done(self._handle, True)
             raise
 
-    def done(self) -> None:
-        """Gives the turn back without taking again. Nothing where this thread does not have it."""
-        lib.mr_inbox_done(self._handle, False)
+    def _take_slices(self, limit: float, cell: Any, background: bool) -> int:
+        """Waits on, in the main thread: Ctrl-C is handled between the slices."""
+        deadline = None if limit < 0 else time.monotonic() + limit
+        count, wait = 0, _SLICE
+        while not count and wait > 0 and not (cell and lib.mr_stop_is_set(cell)):
+            if deadline is not None:
+                wait = min(_SLICE, max(0.0, deadline - time.monotonic()))
+            count = _take(self._handle, wait, cell, background, *_cells.taken)
+        return count
+
+    def done(self, *, put_back: bool = False) -> None:
+        """Gives the turn back without taking again. Nothing where this thread does not have it.
+
+        `put_back`: the next one takes the same messages, all of them.
+        """
+        lib.mr_inbox_done(self._handle, put_back)
 
     def watch(self, address: str) -> None:
         """From now on the loss of this peer becomes a notice here, after all that it sent; one, which ends the watch.
@@ -129,12 +136,12 @@ class Inbox:
         if kind := lib.mr_peer_unwatch(_peer_at(self.engine, address), error):
             raise_error(error, kind, operation="unwatch", peer=address)
 
-    def _parse(self, batch: bytes, count: int) -> list[Incoming]:
+    def _entries(self, batch: bytes, count: int) -> list[Incoming]:
         entries: list[Incoming] = []
         view = None
-        names, unpack, at = self._names, _HEAD.unpack_from, 0
+        names, at = self._names, 0
         for _ in range(count):
-            kind, sender_length, length = unpack(batch, at)
+            kind, sender_length, length = _read_head(batch, at)
             middle = at + 16 + sender_length
             sender = batch[at + 16 : middle]
             name = names.get(sender) or self._name(sender)

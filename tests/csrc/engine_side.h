@@ -54,14 +54,14 @@ struct Receiver {
 
   // What mr_inbox_take returns; the batch is in `entries`.
   int take(double timeout, mr_stop* stop = nullptr, bool background = false) {
-    const uint8_t* at = nullptr;
+    const char* at = nullptr;
     uint64_t length = 0;
     entries.clear();
     const int count = mr_inbox_take(inbox, timeout, stop, background, &at, &length, nullptr);
     for (int i = 0; i < count; ++i) {
       mr_incoming head;
       std::memcpy(&head, at, sizeof head);
-      const uint8_t* const data = at + sizeof head + head.sender_length;
+      const char* const data = at + sizeof head + head.sender_length;
       entries.push_back({head.kind, std::string(at + sizeof head, data), {data, data + head.data_length}});
       at = data + head.data_length;
       length -= sizeof head + head.sender_length + head.data_length;
