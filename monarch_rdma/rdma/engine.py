@@ -260,12 +260,18 @@ def default_engine() -> Engine:
     return _make_default(None)
 
 
-def adopt_secret(secret: Secret) -> Engine:
-    """The default engine if it has this secret or can still be made with it; else another engine, with it."""
+def default_engine_with(secret: Secret) -> Engine | None:
+    """The default engine if it has this secret or can still be made with it, else None."""
     with _default_lock:
         undecided = (_default is None or not _default.is_open) and configured_secret() is None
     engine = _make_default(secret if undecided else None)
-    if engine.secret == secret:
+    return engine if engine.secret == secret else None
+
+
+def adopt_secret(secret: Secret) -> Engine:
+    """The default engine if it has this secret or can still be made with it; else another engine, with it."""
+    engine = default_engine_with(secret)
+    if engine is not None:
         return engine
     with _default_lock:
         joined = _joined.get(secret)
@@ -283,14 +289,22 @@ def _make_default(secret: Secret | None) -> Engine:
         if _default is None or not _default.is_open:
             _default = Engine(secret=secret)
         else:
-            for name, value in config.engine_options().items():
-                if value != _default.options[name]:
-                    raise ConfigError(
-                        f"option {name} is {value!r} now, but this process's engine was created with "
-                        f"{_default.options[name]!r}; set it earlier, or close default_engine() first"
-                    )
+            check_options()
         _checked_generation = config.generation()
         return _default
+
+
+def check_options() -> None:
+    """ConfigError where the default engine was made with other options than those that are set now."""
+    engine = _default
+    if engine is None or not engine.is_open:
+        return
+    for name, value in config.engine_options().items():
+        if value != engine.options[name]:
+            raise ConfigError(
+                f"option {name} is {value!r} now, but this process's engine was created with "
+                f"{engine.options[name]!r}; set it earlier, or close default_engine() first"
+            )
 
 
 def _after_fork_in_child() -> None:

@@ -21,8 +21,9 @@ from typing import Any
 from urllib.parse import quote, unquote
 
 from .. import config
-from .._engine import ffi, lib
+from .._engine import lib
 from ..errors import ConfigError, ProtocolError
+from . import names
 from .buffer import RDMABuffer
 from .engine import Engine, adopt_secret, default_engine, raise_error, scratch, seconds
 from .future import Future
@@ -105,16 +106,12 @@ class Listener:
                     f"buffers[{key!r}] is a {type(buffer).__name__}, but must be an RDMABuffer under a string"
                 )
         blob = json.dumps({"one": one, "buffers": {key: buffer.to_bytes().decode() for key, buffer in named.items()}})
-        data, error = blob.encode(), scratch.error
-        if kind := lib.mr_publish(self.engine.handle, _name(name), data, len(data), error):
-            raise_error(error, kind, operation="publish", size=len(data))
+        names.publish(self.engine, name, blob.encode())
         self._published[name] = named
 
     def unpublish(self, name: str) -> None:
         """Takes a name back; drops nothing. ConfigError where it is not published."""
-        error = scratch.error
-        if kind := lib.mr_unpublish(self.engine.handle, _name(name), error):
-            raise_error(error, kind, operation="unpublish")
+        names.unpublish(self.engine, name)
         self._published.pop(name, None)
 
     def close(self) -> None:
@@ -145,7 +142,7 @@ class Peer:
 
         ConfigError where there is no such name; PeerLost, TransferTimeout, ProtocolError.
         """
-        data = self._blob(name, seconds(timeout))
+        data = names.look_up(self.engine, self.address, name, timeout)
         try:
             blob = json.loads(data)
             one, named = blob["one"], blob["buffers"]
@@ -154,26 +151,9 @@ class Peer:
         except (TypeError, KeyError, ValueError, AttributeError, RecursionError) as error:
             raise ProtocolError(f"what is published as {name!r} at {self.address} is malformed: {error}") from error
 
-    def _blob(self, name: str, timeout: float) -> bytes:
-        length, error, capacity = ffi.new("uint64_t *"), scratch.error, 64 << 10
-        while True:
-            out = ffi.new("uint8_t[]", capacity)
-            call = (self.engine.handle, self.address.encode(), _name(name), timeout, out, capacity, length, error)
-            if kind := lib.mr_lookup(*call):
-                raise_error(error, kind, operation="lookup", peer=self.address)
-            if length[0] <= capacity:
-                return bytes(ffi.buffer(out, length[0]))
-            capacity = int(length[0])
-
     def watch(self) -> Future:
         """A future that fails with PeerLost when the process is lost. Cancel it to stop watching."""
         return self.engine.watch(self.address)
-
-
-def _name(name: object) -> bytes:
-    if not isinstance(name, str) or "\0" in name:
-        raise ConfigError(f"name is {name!r}, but must be a string")
-    return name.encode()
 
 
 def _write_private(secret: Secret) -> tuple[str, int]:
