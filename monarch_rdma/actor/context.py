@@ -6,6 +6,7 @@ from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
 from . import message
+from .owned import Owned
 from .shape import Extent, Point
 
 if TYPE_CHECKING:
@@ -55,6 +56,7 @@ class Root:
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
+        self.owned = Owned()
 
     @property
     def actor_id(self) -> str:

@@ -6,7 +6,7 @@ import _thread
 import logging
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -52,6 +52,7 @@ class MeshFailure:
     exit_code: int | None = None
     lines: tuple[str, ...] = ()
     causes: tuple[MeshFailure, ...] = field(default=())
+    address: str | None = None  # of the process that failed
 
     @property
     def mesh(self) -> str:
@@ -76,6 +77,8 @@ def encode_failure(error: BaseException, actor: str = "", frame: Frame | None = 
     """What goes back in place of a value. `actor` and `frame`: whose exception it is; without, it is the library's."""
     if not actor and isinstance(error, SupervisionError):
         return encode(("supervision", str(error), error.endpoint))
+    if not actor:  # sent on purpose, through a port: it is raised as it is
+        return encode(("sent", *RemoteError.pack(error, actor="").to_tuple()))
     rank = frame.rank if frame is not None and frame.extent else None
     endpoint = frame.method.decode() if frame is not None else None
     return encode(("actor", *RemoteError.pack(error, actor=actor, rank=rank, endpoint=endpoint).to_tuple()))
@@ -85,6 +88,8 @@ def decode_failure(value: Any) -> BaseException:
     """The exception to raise where the value was wanted."""
     if isinstance(value, tuple) and value[:1] == ("actor",):
         return RemoteError.from_tuple(value[1:]).unpack()
+    if isinstance(value, tuple) and value[:1] == ("sent",):
+        return RemoteError.from_tuple(value[1:]).unpack().exception
     if isinstance(value, tuple) and len(value) == 3 and value[0] == "supervision":
         return SupervisionError(str(value[1]), value[2])
     raise ProtocolError(f"a failure is malformed: {value!r:.200}")
@@ -99,13 +104,14 @@ def _end_program(failure: MeshFailure) -> None:
 unhandled_fault_hook: Callable[[MeshFailure], None] = _end_program
 
 
-def unhandled(failure: MeshFailure) -> None:
-    """Runs the hook. Where it raises (SystemExit by default), the main thread ends, from wherever it is."""
+def unhandled(failures: Sequence[MeshFailure]) -> None:
+    """Runs the hook for each. Where it raises (SystemExit by default), the main thread ends, from wherever it is."""
     from .. import actor
 
     hook = getattr(actor, "unhandled_fault_hook", unhandled_fault_hook)
     try:
-        hook(failure)
+        for failure in failures:
+            hook(failure)
     except BaseException as error:
         if not isinstance(error, SystemExit):
             _log.exception("unhandled_fault_hook failed")

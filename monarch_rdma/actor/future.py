@@ -216,6 +216,11 @@ class Future(Generic[R]):
             raise self._error
         return self._value  # type: ignore[no-any-return]
 
+    def wait_get(self) -> R:
+        """get() for the library's own waits, which may be on an event loop for a moment."""
+        self.wait(None)
+        return self._outcome()
+
     def _wait(self, timeout: float | None) -> None:
         limit = seconds(timeout)
         if asyncio._get_running_loop() is not None:

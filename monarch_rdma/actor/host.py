@@ -237,6 +237,7 @@ class HostAgent(Actor):
             child.rank,
             process.returncode,
             tuple(line for lines in process.tail(10).values() for line in lines),
+            address=address,
         )
         self._proc.tell_owner(child.owner, failure)
 
@@ -314,7 +315,7 @@ def _spawned(future: Any) -> list[str]:
     from .remote_error import ActorError
 
     try:
-        return list(future.get())
+        return list(future.wait_get())
     except ActorError as error:
         raise error.exception from None
 

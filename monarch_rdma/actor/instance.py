@@ -24,6 +24,7 @@ from .failure import MeshFailure, SupervisionError, encode_failure
 from .future import Future
 from .mailbox import Mailbox
 from .message import Frame
+from .owned import Owned
 from .port import ResponsePort
 from .route import CREDIT_BATCH
 from .shape import Point
@@ -79,6 +80,7 @@ class Instance:
         self._aborted: BaseException | None = None
         self._last: Frame | None = None  # the stop that waits for its answer
         self._ended: str | None = None
+        self.owned = Owned()
         self._thread = threading.Thread(target=self._live, name=f"actor-{number:x}", daemon=True)
         self._thread.start()
 
@@ -166,6 +168,8 @@ class Instance:
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == message.CANCEL:
             self._on_cancel(frame)
+        elif frame.kind == message.FAILURE and self._loop is not None and frame.body:
+            self._loop.call_soon_threadsafe(self._start_task, frame)  # at once, whatever message it works on
         elif frame.kind in (message.CALL, message.FAILURE):
             self._mailbox.put(frame)
             if self._ended is not None:
@@ -333,6 +337,9 @@ class Instance:
             return await self._run_async(frame)
         while len(self._tasks) >= _MOST_TASKS:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        self._start_task(frame)
+
+    def _start_task(self, frame: Frame) -> None:
         task = asyncio.get_running_loop().create_task(self._run_async(frame, is_driver=False))
         self._tasks[task] = frame
         task.add_done_callback(self._on_task_done)
@@ -370,12 +377,27 @@ class Instance:
             self._current, self._since = frame, time.monotonic()
         running.set(Context(self, frame))
         if frame.kind == message.FAILURE:
-            return self._actor.__supervise__(frame.load()) if hasattr(self._actor, "__supervise__") else False
+            return self._supervise(self.owned.seen_by_owner(frame.load()))
         method = self._method(frame.method.decode())
         args, kwargs = frame.load()
         if frame.flags & message.PORT:
             return method(self._actor, ResponsePort(self._proc, frame), *args, **kwargs)
         return method(self._actor, *args, **kwargs)
+
+    def _supervise(self, failures: list[MeshFailure]) -> Coroutine[Any, Any, None] | None:
+        """Asks the actor about each. Raises Unhandled."""
+        hook = getattr(self._actor, "__supervise__", None)
+        if inspect.iscoroutinefunction(hook):
+            return self._supervise_async(hook, failures)
+        for failure in failures:
+            if hook is None or not hook(failure):
+                raise Unhandled(failure)
+        return None
+
+    async def _supervise_async(self, hook: Any, failures: list[MeshFailure]) -> None:
+        for failure in failures:
+            if not await hook(failure):
+                raise Unhandled(failure)
 
     def _method(self, name: str) -> Any:
         prop = self._endpoints.get(name)
@@ -387,11 +409,7 @@ class Instance:
         return method
 
     def _succeeded(self, frame: Frame, value: Any) -> Future[None] | None:
-        if frame.kind == message.FAILURE:
-            if not value:
-                raise Unhandled(frame.load())
-            return None
-        return None if frame.flags & message.PORT else self._answer(frame, value)
+        return None if frame.kind == message.FAILURE or frame.flags & message.PORT else self._answer(frame, value)
 
     def _failed(self, frame: Frame, error: BaseException) -> None:
         """Tells the caller; where nobody waits, or it is not an ordinary exception, the actor ends with it."""

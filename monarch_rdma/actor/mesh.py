@@ -126,6 +126,7 @@ class ProcMesh(_ProcessMesh):
     def __init__(self, name: str, addresses: Sequence[str], region: Region, hosts: HostMesh | None = None) -> None:
         super().__init__(name, addresses, region)
         self._hosts = hosts
+        self._is_stopped = False
 
     def spawn(self, name: str, Class: type[T], *args: Any, **kwargs: Any) -> ActorMesh[T]:
         """Makes one actor in each process, with these arguments; returns at once.
@@ -134,6 +135,8 @@ class ProcMesh(_ProcessMesh):
         cannot be pickled.
         """
         _check_class(name, Class)
+        if self._is_stopped:
+            raise ConfigError(f"{self!r} has been stopped; nothing can be spawned there")
         proc, number = current_proc(), current_proc().random_number()
         mesh = ActorMesh(Class, name, number, self)
         instance = context().actor_instance
@@ -143,6 +146,7 @@ class ProcMesh(_ProcessMesh):
         deadline = time.monotonic() + PATIENCE
         cast(proc, mesh._routes, outgoing, b"__init__", mesh._extent_bytes, waiting, deadline, flags=message.NEW)
         mesh._initialized = waiting.future
+        instance.owned.add(name, self._chosen())
         return mesh
 
     @property
@@ -159,6 +163,7 @@ class ProcMesh(_ProcessMesh):
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
         """Ends the processes and all actors in them, `__cleanup__` included. Those that are gone count as stopped."""
+        self._is_stopped = True
         return self.host_mesh._stop_procs(self._chosen(), reason)
 
     def logging_option(
@@ -217,8 +222,8 @@ class HostMesh(_ProcessMesh):
         `bootstrap`: called in each before anything else. `proc_bind`: one dict for each process of a host, with
         `cpunodebind`, `membind`, `physcpubind`, `cpus`. `bootstrap_command`: as `default_bootstrap_cmd()`, or a
         function from the process's Point to one. `env`: variables that differ from this program's; None removes one.
-        `cwd`: working directory. `threads`: of OpenMP, MKL and torch in each. `gpus_per_proc`: how many GPUs each process
-        sees, counted from the first on. `timeout`: seconds for all of it.
+        `cwd`: working directory. `threads`: of OpenMP, MKL and torch in each. `gpus_per_proc`: how many GPUs each
+        process sees, counted from the first on. `timeout`: seconds for all of it.
 
         Raises ConfigError (a wrong argument, a failing bootstrap), SupervisionError (a process ended instead of coming
         up; its last lines are in the message), TransferTimeout, ResourceExhausted.

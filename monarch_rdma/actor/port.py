@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ..errors import ConfigError
 from . import message
@@ -135,46 +136,94 @@ def note_holders(proc: Proc, holders: Sequence[str]) -> None:
                 proc.post_quietly(port._address, head, holder.encode())
 
 
+class _Item(NamedTuple):
+    """One thing that came: a value on its way through `part`, or the loss of a holder."""
+
+    rank: int
+    address: str
+    part: Future[Any]
+    is_counted: bool  # in the sender's places
+
+
+class _Received(Future[Any]):
+    """What `recv` gives. Let go of without having been asked for its value, it takes none."""
+
+    __slots__ = ("_item", "_queue", "_ranked")
+
+    _item: _Item | None
+    _queue: _Queue
+    _ranked: bool
+
+    @classmethod
+    def of(cls, queue: _Queue, ranked: bool) -> _Received:
+        future = cls.pending()
+        assert isinstance(future, _Received)
+        future._item, future._queue, future._ranked = None, queue, ranked
+        return future
+
+    def give(self, item: _Item) -> None:
+        self._item = item
+        rank, part, ranked = item.rank, item.part, self._ranked
+        part.add_callback(lambda: self.set_loader(lambda: (rank, part.wait_get()) if ranked else part.wait_get()))
+
+    def _outcome(self) -> Any:
+        self._item = None
+        return super()._outcome()
+
+    def __del__(self) -> None:
+        if self._item is not None:
+            self._queue.put(self._item, first=True)
+
+
 class _Queue:
-    """What a port's number stands for: values that came, or futures of those to come."""
+    """What a port's number stands for: what came, or who waits for what comes."""
 
     def __init__(self, proc: Proc, *, is_once: bool) -> None:
         self._proc = proc
         self._is_once = is_once
-        self._lock = threading.Lock()
-        self._arrived: deque[Future[Any]] = deque()
-        self._waiting: deque[Future[Any]] = deque()
+        self._lock = threading.RLock()  # a collected future puts its value back from anywhere
+        self._arrived: deque[_Item] = deque()
+        self._waiting: deque[weakref.ref[_Received]] = deque()
         self.number = proc.register(self)
 
-    def next(self) -> Future[tuple[int, Any]]:
+    def next(self, ranked: bool) -> Future[Any]:
+        future = _Received.of(self, ranked)
         with self._lock:
-            if self._arrived:
-                return self._arrived.popleft()
-            future: Future[tuple[int, Any]] = Future.pending()
-            self._waiting.append(future)
-            return future
+            if not self._arrived:
+                self._waiting.append(weakref.ref(future))
+                return future
+            item = self._arrived.popleft()
+        self._hand_over(item, future)
+        return future
+
+    def put(self, item: _Item, *, first: bool = False) -> None:
+        with self._lock:
+            while self._waiting:
+                future = self._waiting.popleft()()
+                if future is not None:
+                    break
+            else:
+                self._arrived.appendleft(item) if first else self._arrived.append(item)
+                return
+        self._hand_over(item, future)
+
+    def _hand_over(self, item: _Item, future: _Received) -> None:
+        if item.is_counted:
+            self._proc.credit(item.address, self.number, 1)
+        future.give(item._replace(is_counted=False))
 
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == message.HOLD:
             self._proc.expect(self.number, bytes(frame.body).decode())
-            return
-        if not self._is_once:
-            self._proc.credit(frame.address, self.number, 1)
-        part: Future[Any] = Future.pending()
-        future = self._next_to_settle()
-        part.add_callback(lambda: future.set_loader(lambda: (frame.rank, part.get())))
-        deliver(self._proc, frame, part)
+        elif frame.kind == message.SEND:
+            part: Future[Any] = Future.pending()
+            self.put(_Item(frame.rank, frame.address, part, not self._is_once))
+            deliver(self._proc, frame, part)
 
     def on_lost(self, address: str, error: SupervisionError) -> None:
-        self._next_to_settle().set_error(error)
-
-    def _next_to_settle(self) -> Future[Any]:
-        with self._lock:
-            if self._waiting:
-                return self._waiting.popleft()
-            future: Future[Any] = Future.pending()
-            self._arrived.append(future)
-            return future
+        part: Future[Any] = Future.pending()
+        part.set_error(error)
+        self.put(_Item(0, address, part, False))
 
 
 class PortReceiver(Generic[R]):
@@ -188,14 +237,14 @@ class PortReceiver(Generic[R]):
         """The next value. Raises what the sender sent with `exception`, and a SupervisionError, once for each, where a
         process that has the port is lost.
         """
-        return self._next().then(lambda ranked: ranked[1])
+        return self._next(ranked=False)
 
     def ranked(self) -> RankedPortReceiver[R]:
         """The same port, with `recv` giving (rank of the sender in the mesh that was called, value)."""
-        return RankedPortReceiver(self._proc, self._queue)
+        return RankedPortReceiver(self)
 
-    def _next(self) -> Future[tuple[int, R]]:
-        future = self._queue.next()
+    def _next(self, ranked: bool) -> Future[Any]:
+        future = self._queue.next(ranked)
         future.add_callback(lambda: self)  # the port stays open while somebody waits
         return future
 
@@ -203,13 +252,18 @@ class PortReceiver(Generic[R]):
         raise ConfigError("a PortReceiver cannot be sent; send its Port")
 
     def __del__(self) -> None:
-        if self.__class__ is PortReceiver:
-            self._proc.forget(self._queue.number)
+        self._proc.forget(self._queue.number)
 
 
-class RankedPortReceiver(PortReceiver[R]):
-    def recv(self) -> Future[tuple[int, R]]:  # type: ignore[override]
-        return self._next()
+class RankedPortReceiver(Generic[R]):
+    """The same end, telling who sent."""
+
+    def __init__(self, receiver: PortReceiver[R]) -> None:
+        self._receiver = receiver
+
+    def recv(self) -> Future[tuple[int, R]]:
+        """The next (rank of the sender in the mesh that was called, value). Raises as PortReceiver.recv."""
+        return self._receiver._next(ranked=True)
 
 
 class Channel(Generic[R]):

@@ -29,6 +29,7 @@ from .failure import MeshFailure, SupervisionError, encode_failure, unhandled
 from .fetcher import Fetcher
 from .future import Future
 from .message import Frame
+from .owned import Owned
 from .route import Route
 from .transmission import Transmission
 
@@ -105,8 +106,9 @@ class Proc:
         self.fetcher = Fetcher(self)
         self._closing = False
         self._at_close: list[Callable[[], None]] = []
-        self.root_context = Context(Root(self))
-        self.register(RootReceiver(), ROOT)
+        root = Root(self)
+        self.root_context = Context(root)
+        self.register(RootReceiver(root.owned), ROOT)
         self._thread = threading.Thread(target=self._receive, name="monarch_rdma-receiver", daemon=True)
         self._thread.start()
 
@@ -333,10 +335,13 @@ class Proc:
 class RootReceiver:
     """The client's code, as the owner of what it spawned: failures that come here were handled by nobody."""
 
+    def __init__(self, owned: Owned) -> None:
+        self._owned = owned
+
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == message.FAILURE:
-            failure = frame.load()
-            threading.Thread(target=unhandled, args=(failure,), name="monarch_rdma-fault", daemon=True).start()
+            failures = self._owned.seen_by_owner(frame.load())
+            threading.Thread(target=unhandled, args=(failures,), name="monarch_rdma-fault", daemon=True).start()
 
     def on_lost(self, address: str, error: SupervisionError) -> None:
         """Waits for nobody by itself."""

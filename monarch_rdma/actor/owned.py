@@ -1,0 +1,27 @@
+"""What an actor, or the client's code, has spawned: to say which of its meshes a failed process was part of."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+from .failure import MeshFailure
+
+__all__ = ["Owned"]
+
+
+class Owned:
+    """The meshes of one owner."""
+
+    def __init__(self) -> None:
+        self._actors: dict[str, list[tuple[str, int]]] = {}  # by process: name of the mesh and rank in it
+
+    def add(self, name: str, addresses: Sequence[str]) -> None:
+        """Actors of this name, one in each of these processes."""
+        for rank, address in enumerate(addresses):
+            self._actors.setdefault(address, []).append((name, rank))
+
+    def seen_by_owner(self, failure: MeshFailure) -> list[MeshFailure]:
+        """A process's failure as one of each mesh of actors that lost a member with it."""
+        lost = self._actors.pop(failure.address, ()) if failure.address is not None else ()
+        return [dataclasses.replace(failure, mesh_name=name, rank=rank) for name, rank in lost] or [failure]
