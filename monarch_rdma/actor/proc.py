@@ -19,6 +19,7 @@ import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from .. import config
 from ..errors import ConfigError, PeerLost, RdmaError, TransferTimeout
 from ..rdma.engine import Engine, default_engine
 from ..rdma.messages import Inbox, Stop, send
@@ -318,6 +319,16 @@ class Proc:
         else:
             self.post_quietly(address, message.pack(message.CREDIT, number, reply=count))
 
+    def end_actors(self) -> None:
+        """Stops the actors of this process, `__cleanup__` included, those that were made last first."""
+        from .instance import Instance
+
+        actors = [receiver for receiver in list(self.receivers.values()) if isinstance(receiver, Instance)]
+        deadline = time.monotonic() + float(config.get("cleanup_timeout"))
+        for actor in reversed(actors):
+            actor.stop("its process ends")
+            actor.join(max(0.0, deadline - time.monotonic()))
+
     def close(self) -> None:
         """Stops receiving. Whoever still waits is told that this process ends."""
         for action in self._at_close:
@@ -372,8 +383,10 @@ def _make_current() -> Proc:
 
 
 def close_current() -> None:
-    """Ends this process's part in the actor layer; does nothing where it has none."""
+    """Ends this process's part in the actor layer, its actors first; does nothing where it has none."""
     global _current
+    if _current is not None:
+        _current.end_actors()
     with _making:
         proc, _current = _current, None
     if proc is not None:

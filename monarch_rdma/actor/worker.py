@@ -8,7 +8,6 @@ import pickle
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -60,7 +59,8 @@ def main(payload: bytes, fds: list[int]) -> int:
             raise
     proc.post(agent, message.pack(message.SEND, arrivals, rank=rank), proc.address.encode())
     _finished.wait()
-    _end(proc)
+    close_current()
+    default_engine().close()
     return 0
 
 
@@ -88,15 +88,3 @@ def leave(reason: str) -> None:
     """Ends this process soon: its actors first, with their `__cleanup__`."""
     _log.debug("the process ends: %s", reason)
     _finished.set()
-
-
-def _end(proc: Proc) -> None:
-    from .instance import Instance
-
-    actors = [receiver for receiver in list(proc.receivers.values()) if isinstance(receiver, Instance)]
-    deadline = time.monotonic() + float(config.get("cleanup_timeout"))
-    for actor in reversed(actors):  # those that were made last first
-        actor.stop("its process ends")
-        actor.join(max(0.0, deadline - time.monotonic()))
-    close_current()
-    default_engine().close()
