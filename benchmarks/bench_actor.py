@@ -107,8 +107,7 @@ def calls(bench: Bench) -> None:
             what = f"call_one of nothing, {kind} endpoint, p50"
             contenders = clients.contenders(do="round_trips", kind=kind)
             bench.measure(contenders)
-            if kind == "sync":
-                bench.table.add(limit(what, contenders[0].seconds, "s", 100e-6))
+            bench.table.add(limit(what, contenders[0].seconds, "s", 100e-6))
             bench.beside_monarch(what, contenders)
         for do, what, least in (
             ("pipelined", f"call_one, {bench.burst} in flight", 30_000),
