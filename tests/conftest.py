@@ -7,9 +7,11 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+from actor_client import Faults, client_of_its_own, faults_recorded
 from child import Child
 
 from monarch_rdma import config
+from monarch_rdma.actor import HostMesh, ProcMesh
 from monarch_rdma.rdma import Engine, Secret
 
 
@@ -55,3 +57,23 @@ def child_process(secret: Secret) -> Iterator[Callable[..., Child]]:
     yield make
     for child in children:
         child.close()
+
+
+@pytest.fixture(scope="module")
+def client() -> Iterator[HostMesh]:
+    """This process as the client of a module's actors; when they are done, nothing of it may be left."""
+    with client_of_its_own() as host:
+        yield host
+
+
+@pytest.fixture
+def faults(client: HostMesh) -> Iterator[Faults]:
+    """Failures that reach the client in this test. Those that it does not take from here fail it."""
+    with faults_recorded() as recorded:
+        yield recorded
+
+
+@pytest.fixture(scope="module")
+def procs(client: HostMesh) -> ProcMesh:
+    """Two processes, `gpus` 0 and 1."""
+    return client.spawn_procs({"gpus": 2})
