@@ -8,25 +8,20 @@ print(listener.address)
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import json
 import os
 import re
-import secrets
-import stat
-import weakref
 from collections.abc import Mapping
 from typing import Any
 from urllib.parse import quote, unquote
 
-from .. import config
 from .._engine import lib
 from ..errors import ConfigError, ProtocolError
 from . import names
 from .buffer import RDMABuffer
 from .engine import Engine, adopt_secret, default_engine, raise_error, scratch, seconds
 from .future import Future
+from .private_files import PrivateFile
 from .secret import Secret
 
 __all__ = ["Listener", "Peer", "connect", "listen"]
@@ -90,11 +85,10 @@ class Listener:
         self.engine = engine
         self._published: dict[str, Any] = {}  # keeps the buffers
         self.address = engine.address
-        self._remove_secret: Any = None
+        self._secret_file: PrivateFile | None = None
         if engine.secret_is_random:
-            path, lock = _write_private(engine.secret)
-            self._remove_secret = weakref.finalize(self, _remove, path, lock, os.getpid())
-            self.address += f"{'&' if '?' in self.address else '?'}secret_file={quote(path)}"
+            self._secret_file = PrivateFile(_SUFFIX, engine.secret.write_file)
+            self.address += f"{'&' if '?' in self.address else '?'}secret_file={quote(self._secret_file.path)}"
 
     def publish(self, name: str, buffers: RDMABuffer | Mapping[str, RDMABuffer]) -> None:
         """Makes a buffer, or several by their names in a mapping, findable as `name`; replaces what was there."""
@@ -120,8 +114,8 @@ class Listener:
             for name in list(self._published):
                 self.unpublish(name)
         self._published.clear()
-        if self._remove_secret is not None:
-            self._remove_secret()
+        if self._secret_file is not None:
+            self._secret_file.close()
 
     def __enter__(self) -> Listener:
         return self
@@ -154,64 +148,3 @@ class Peer:
     def watch(self) -> Future:
         """A future that fails with PeerLost when the process is lost. Cancel it to stop watching."""
         return self.engine.watch(self.address)
-
-
-def _write_private(secret: Secret) -> tuple[str, int]:
-    """Writes the secret to a new file in a private directory; its path, and the lock that says it is in use.
-
-    Files of processes that ended without removing theirs are removed here: their locks are free.
-    """
-    directory = _private_directory()
-    guard = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        fcntl.flock(guard, fcntl.LOCK_EX)
-        for entry in os.scandir(directory):
-            if entry.name.endswith(_SUFFIX):
-                _remove_if_stale(entry.path)
-        path = os.path.join(directory, f"{os.getpid()}-{secrets.token_hex(8)}{_SUFFIX}")
-        secret.write_file(path)
-        return path, _lock(path, fcntl.LOCK_SH)
-    finally:
-        os.close(guard)
-
-
-def _private_directory() -> str:
-    path = os.path.join(config.runtime_directory(), f"monarch_rdma-{os.geteuid()}")
-    try:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path, 0o700)
-    except OSError as error:
-        raise ConfigError(
-            f"directory {path!r} for secrets cannot be made: {error.strerror}; set runtime_dir"
-        ) from error
-    facts = os.lstat(path)
-    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
-        raise ConfigError(f"{path!r} is not a directory of ours with mode 0700; remove it, or set runtime_dir")
-    return path
-
-
-def _lock(path: str, how: int) -> int:
-    fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
-    try:
-        fcntl.flock(fd, how)
-    except OSError:
-        os.close(fd)
-        raise
-    return fd
-
-
-def _remove_if_stale(path: str) -> None:
-    try:
-        lock = _lock(path, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        return  # in use, or gone
-    os.unlink(path)
-    os.close(lock)
-
-
-def _remove(path: str, lock: int, pid: int) -> None:
-    if os.getpid() != pid:
-        return  # a fork of the listener's process ends
-    with contextlib.suppress(FileNotFoundError):  # somebody cleaned up the whole directory
-        os.unlink(path)
-    os.close(lock)
