@@ -150,6 +150,14 @@ OPTIONS: dict[str, Option] = {
             engine=False,
         ),
         Option(
+            "cast_fanout",
+            int,
+            64,
+            "Calls to more actors than this go over a tree, in which each process sends to at most so many.",
+            minimum=2,
+            engine=False,
+        ),
+        Option(
             "cleanup_timeout",
             float,
             3.0,

@@ -1,15 +1,18 @@
-"""Sends one encoded call to the actors of a mesh."""
+"""Sends one encoded call to the actors of a mesh: to each directly, or, to more than `cast_fanout`, over a tree."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
 
-from . import message
+from .. import config
+from . import message, tree
 from .failure import SupervisionError
 from .port import note_holders
 from .transmission import Transmission
+from .tree import Cast
 
 if TYPE_CHECKING:
     from .codec import Outgoing
@@ -18,6 +21,11 @@ if TYPE_CHECKING:
     from .route import Route
 
 __all__ = ["cast"]
+
+
+class _Receiver(NamedTuple):
+    rank: int
+    route: Route
 
 
 def cast(
@@ -35,51 +43,111 @@ def cast(
     """Returns when the receivers have what is large in it. `deadline`: for finding room, by time.monotonic().
 
     Raises SupervisionError where nobody waits for the answers and a receiver is lost; the others get theirs all the
-    same. ResourceExhausted, TransferTimeout where a mailbox or a process takes nothing.
+    same. ResourceExhausted, TransferTimeout where a mailbox or a process takes nothing; then some may have the call.
     """
-    transmission = Transmission(proc, outgoing, [route.address for route in routes]) if outgoing.num_large else None
-    origin = 0
     if waiting is not None:
         reply = waiting.number
-    if transmission is not None:
-        origin, flags = transmission.number, flags | message.LARGE
-    is_counted = not flags & (message.NEW | message.STOP)
-    lost: SupervisionError | None = None
-    sent = 0
+    if outgoing.num_large:
+        flags |= message.LARGE
+    call = Cast(proc.address, 0, 0, flags, routes[0].number, reply, method, extent)
+    receivers = [_Receiver(rank, route) for rank, route in enumerate(routes, first_rank)]
+    patience = None if waiting is None or waiting.timeout is None else deadline
+    fanout = int(config.get("cast_fanout")) if len(receivers) > 1 else 1
     try:
-        for rank, route in enumerate(routes, first_rank):
-            head = message.pack(
-                message.CALL,
-                route.number,
-                flags=flags,
-                rank=rank,
-                reply=reply,
-                origin=origin,
-                method=method,
-                extent=extent,
-            )
-            try:
-                if is_counted:
-                    route.enter(deadline)
-                proc.post(route.address, head, outgoing.body, max(0.0, deadline - time.monotonic()))
-            except SupervisionError as error:
-                lost = error
-                if transmission is not None:
-                    transmission.drop(route.address, 1)
-                if waiting is not None:
-                    waiting.on_failed(rank, error)
-            sent += 1
+        if len(receivers) > max(fanout, 1):
+            lost = _over_tree(proc, receivers, outgoing, waiting, deadline, patience, replace(call, fanout=fanout))
+        else:
+            lost = _directly(proc, receivers, outgoing, waiting, deadline, patience, call)
     except BaseException:
         if waiting is not None:
             waiting.finish()
-        if transmission is not None:
-            for route in routes[sent:]:
-                transmission.drop(route.address, 1)
         raise
     note_holders(proc, [route.address for route in routes])
-    if transmission is not None and not transmission.taken.wait(
-        None if waiting is None or waiting.timeout is None else deadline - time.monotonic()
-    ):
-        transmission.abandon()
     if lost is not None and waiting is None:
         raise lost
+
+
+def _directly(
+    proc: Proc,
+    receivers: Sequence[_Receiver],
+    outgoing: Outgoing,
+    waiting: Waiting | None,
+    deadline: float,
+    patience: float | None,
+    call: Cast,
+) -> SupervisionError | None:
+    """The last one that is lost."""
+    transmission = None
+    if outgoing.num_large:
+        transmission = Transmission(proc, outgoing, [receiver.route.address for receiver in receivers])
+    origin = 0 if transmission is None else transmission.number
+    lost = None
+    unsent = list(receivers[::-1])
+    try:
+        for rank, route in receivers:
+            head = message.pack(
+                message.CALL,
+                route.number,
+                flags=call.flags,
+                rank=rank,
+                reply=call.reply,
+                origin=origin,
+                method=call.method,
+                extent=call.extent,
+            )
+            try:
+                if not call.flags & _UNCOUNTED:
+                    route.enter(deadline)
+                proc.post(route.address, head, outgoing.body, max(0.0, deadline - time.monotonic()))
+            except SupervisionError as error:
+                lost = _fail(rank, error, waiting)
+                if transmission is not None:
+                    transmission.drop(route.address, 1)
+            unsent.pop()
+    except BaseException:
+        if transmission is not None:
+            for _, route in unsent:
+                transmission.drop(route.address, 1)
+        raise
+    if transmission is not None and not transmission.taken.wait(_seconds_to(patience)):
+        transmission.abandon()
+    return lost
+
+
+def _over_tree(
+    proc: Proc,
+    receivers: Sequence[_Receiver],
+    outgoing: Outgoing,
+    waiting: Waiting | None,
+    deadline: float,
+    patience: float | None,
+    call: Cast,
+) -> SupervisionError | None:
+    """The last one that is lost."""
+    lost, members = None, []
+    for rank, route in receivers:
+        try:
+            if not call.flags & _UNCOUNTED:
+                route.enter(deadline)
+            members.append((tree.Member(rank, route.address), route))
+        except SupervisionError as error:
+            lost = _fail(rank, error, waiting)
+    branches = tree.start(proc, replace(call, number=tree.next_number()), [member for member, _ in members], outgoing)
+    for _, route in members:
+        route.after = branches.done
+    if outgoing.num_large and not branches.done.wait(_seconds_to(patience)):
+        outgoing.release()
+    return lost
+
+
+_UNCOUNTED = message.NEW | message.STOP  # they need no place in the mailbox
+
+
+def _fail(rank: int, error: SupervisionError, waiting: Waiting | None) -> SupervisionError:
+    if waiting is not None:
+        waiting.on_failed(rank, error)
+    return error
+
+
+def _seconds_to(when: float | None) -> float | None:
+    return None if when is None else when - time.monotonic()

@@ -19,7 +19,9 @@ from .shape import Extent, Point
 __all__ = [
     "CALL",
     "CANCEL",
+    "CAST",
     "CREDIT",
+    "DELIVERED",
     "FAILED",
     "FAILURE",
     "HOLD",
@@ -39,6 +41,8 @@ CANCEL = 3  # the call from this sender with this `reply` number is not wanted a
 CREDIT = 4  # `reply` messages of ours to actor `target` were taken from its mailbox
 TAKEN = 5  # the large buffers of transmission `target` have been read
 HOLD = 6  # the process `body` holds port `target` now
+CAST = 8  # a call that goes over a tree; see tree.py
+DELIVERED = 9  # everyone below the sender has the cast of the branches `target`
 FAILURE = 7  # a MeshFailure, for the actor `target` that owns what failed
 
 # Flags.

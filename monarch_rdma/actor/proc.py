@@ -33,6 +33,7 @@ from .message import Frame
 from .owned import Owned
 from .route import Route
 from .transmission import Transmission
+from .tree import on_cast
 
 if TYPE_CHECKING:
     from .mesh import HostMesh
@@ -106,6 +107,7 @@ class Proc:
         self.timers = Timers(self._wake.set)
         self.fetcher = Fetcher(self)
         self._closing = False
+        self._casts: dict[tuple[str, int], int] = {}  # see on_cast
         self._at_close: list[Callable[[], None]] = []
         root = Root(self)
         self.root_context = Context(root)
@@ -232,6 +234,8 @@ class Proc:
                     _log.exception("a frame from %s could not be handled", sender)
 
     def on_frame(self, frame: Frame) -> None:
+        if frame.kind == message.CAST:
+            return on_cast(self, frame, self._casts)
         receiver = self.receivers.get(frame.target)
         if receiver is None:
             if frame.kind == message.CREDIT:

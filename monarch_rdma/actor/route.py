@@ -13,6 +13,7 @@ from ..errors import ResourceExhausted
 
 if TYPE_CHECKING:
     from .failure import SupervisionError
+    from .future import Future
     from .proc import Proc
 
 __all__ = ["CREDIT_BATCH", "PATIENCE", "Route"]
@@ -24,12 +25,24 @@ CREDIT_BATCH = 32  # messages that a receiver takes before it says so; below the
 class Route:
     """Shared by all of this process that talk to the actor: a sender waits while the mailbox is full."""
 
-    __slots__ = ("__weakref__", "_credited", "_gates", "_limit", "_lock", "_sent", "address", "error", "number")
+    __slots__ = (
+        "__weakref__",
+        "_credited",
+        "_gates",
+        "_limit",
+        "_lock",
+        "_sent",
+        "address",
+        "after",
+        "error",
+        "number",
+    )
 
     def __init__(self, proc: Proc, address: str, number: int) -> None:
         self.address = address
         self.number = number
         self.error: SupervisionError | None = None  # the process is lost
+        self.after: Future[None] | None = None  # a cast on its way over a tree: what is sent next must not overtake it
         self._limit = int(config.get("mailbox_messages"))
         self._sent = itertools.count()  # next() is atomic
         self._credited = 0
@@ -40,6 +53,8 @@ class Route:
         """Takes a place in the mailbox, waiting for one. ResourceExhausted at `deadline` (of time.monotonic), or
         SupervisionError where the process is lost.
         """
+        if self.after is not None:
+            self._await_cast(deadline)
         place = next(self._sent)
         if place - self._credited < self._limit:
             return
@@ -59,6 +74,16 @@ class Route:
                     operation="call",
                 )
         raise self.error
+
+    def _await_cast(self, deadline: float) -> None:
+        after = self.after
+        if after is not None and not after.wait(max(0.0, deadline - time.monotonic())):
+            raise ResourceExhausted(
+                f"a cast to actor {self.number:x} in {self.address.partition('?')[0]} is still on its way",
+                peer=self.address,
+                operation="call",
+            )
+        self.after = None
 
     def on_credit(self, count: int) -> None:
         with self._lock:
