@@ -6,43 +6,54 @@ The agent of a program's own host runs in the program itself; those of other hos
 
 from __future__ import annotations
 
+import asyncio
+import contextvars
 import dataclasses
 import itertools
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from .. import config
 from ..errors import ConfigError, TransferTimeout
 from . import message
 from .actor import Actor
 from .context import context
-from .endpoint import endpoint
+from .endpoint import concurrent_endpoint, endpoint
 from .failure import MeshFailure, SupervisionError
+from .future import Future
+from .introduction import introduce
 from .launcher import ProcessSpec, Started, Template
 from .logs import LogPrinter
 from .mesh import HostMesh, ProcMesh
 from .message import Frame
-from .proc import AGENT, Proc, current_proc
+from .owners import Owners
+from .proc import AGENT, Proc, current_proc, name_of
 from .shape import Extent, Point
 from .worker import leave, planted, seed
 
 __all__ = ["HOST", "BootstrapCommand", "HostAgent", "default_bootstrap_cmd", "spawn_on_hosts", "this_host"]
 
+T = TypeVar("T")
+
 HOST = 3  # the number of the agent in its process
+_ORPHANS_TIMEOUT = 1.0  # seconds for processes whose owner is gone, before they are killed
 _names = itertools.count()
 
 
 @dataclass(frozen=True)
 class BootstrapCommand:
-    """How processes are started: the Python to use, and variables that differ from this program's."""
+    """How processes are started: the Python to use (None: that of their host's agent, which for this program's own host
+    is this program's), and variables that differ from the agent's.
+    """
 
-    python: str = sys.executable
+    python: str | None = None
     env: Mapping[str, str | None] = field(default_factory=dict)
 
     def with_env(self, env: Mapping[str, str | None]) -> BootstrapCommand:
@@ -50,7 +61,7 @@ class BootstrapCommand:
 
 
 def default_bootstrap_cmd() -> BootstrapCommand:
-    """This program's Python."""
+    """What is used where none is given."""
     return BootstrapCommand()
 
 
@@ -59,7 +70,7 @@ class Order:
     """One process to start. Its payload is worker.seed()."""
 
     spec: ProcessSpec
-    python: str
+    python: str | None
     preload: tuple[str, ...]
 
 
@@ -117,21 +128,41 @@ class _Child:
 class HostAgent(Actor):
     """Serves `HostMesh` and `ProcMesh`."""
 
-    def __init__(self, in_own_process: bool = False) -> None:
+    def __init__(self, ends_at_shutdown: bool = False) -> None:
         self._templates: dict[tuple[str, tuple[str, ...]], Template] = {}
         self._children: dict[str, _Child] = {}  # by address
-        self._in_own_process = in_own_process
+        self._clients: set[str] = set()  # that have joined
+        self._ends_at_shutdown = ends_at_shutdown
         self._proc = current_proc()
         self._lock = threading.Lock()
         self._proc.at_close(self.close)
+        self._owners = Owners(self._proc, self._release)
         self._printer = LogPrinter(None)
         self._hidden: set[str] = set()  # names of processes whose lines are not shown
 
-    @endpoint
-    def spawn(
+    @concurrent_endpoint
+    async def join(self, client: str) -> None:
+        """This client will use the host; if it is lost, what it started here ends."""
+        with self._lock:
+            self._clients.add(client)
+        self._proc.is_back(client)
+        self._owners.watch(client)
+
+    @concurrent_endpoint
+    async def part(self, client: str) -> None:
+        """The client is done with this host: what it started here ends."""
+        await _aside(self._release, client, "its client has parted")
+
+    @concurrent_endpoint
+    async def spawn(
         self, orders: list[Order], mesh: str, first_rank: int, owner: tuple[str, int], timeout: float
     ) -> list[str]:
         """Starts processes; their addresses, in order. All or none."""
+        return list(await _aside(self._spawn, orders, mesh, first_rank, owner, timeout))
+
+    def _spawn(
+        self, orders: list[Order], mesh: str, first_rank: int, owner: tuple[str, int], timeout: float
+    ) -> list[str]:
         arrivals = Arrivals(self._proc, len(orders))
         started: list[Started] = []
         fd = self._proc.engine.secret.to_fd()
@@ -152,23 +183,24 @@ class HostAgent(Actor):
         with self._lock:
             for rank, (address, process) in enumerate(zip(addresses, started, strict=True)):
                 self._children[address] = _Child(process, first_rank + rank, mesh, owner)
+        self._owners.watch(owner[0])
         for address, process in zip(addresses, started, strict=True):
             process.on_exit(partial(self._on_exit, address))
         return addresses
 
-    @endpoint
-    def stop_procs(self, addresses: list[str], reason: str) -> None:
-        self._stop(addresses, reason)
+    @concurrent_endpoint
+    async def stop_procs(self, addresses: list[str], reason: str) -> None:
+        await _aside(self._stop, addresses, reason)
 
-    @endpoint
-    def stop_all(self, reason: str) -> None:
-        self._stop(list(self._children), reason)
+    @concurrent_endpoint
+    async def stop_all(self, reason: str) -> None:
+        await _aside(self._stop, list(self._children), reason)
 
-    @endpoint
-    def shutdown(self, reason: str) -> None:
-        self._stop(list(self._children), reason)
-        self.close()
-        if self._in_own_process:
+    @concurrent_endpoint
+    async def shutdown(self, reason: str) -> None:
+        await _aside(self._stop, list(self._children), reason)
+        await _aside(self.close)
+        if self._ends_at_shutdown:
             leave(reason)
 
     @endpoint
@@ -193,7 +225,8 @@ class HostAgent(Actor):
             template.close()
         self._printer.flush()
 
-    def _template(self, python: str, preload: tuple[str, ...]) -> Template:
+    def _template(self, python: str | None, preload: tuple[str, ...]) -> Template:
+        python = python or sys.executable
         with self._lock:
             found = self._templates.get((python, preload))
             if found is None or found.process.returncode is not None:
@@ -201,19 +234,35 @@ class HostAgent(Actor):
                 self._templates[python, preload] = found
             return found
 
-    def _stop(self, addresses: Sequence[str], reason: str) -> None:
+    def _release(self, owner: str, reason: str) -> None:
+        """Ends what a process owned that is lost or has parted."""
+        with self._lock:
+            self._clients.discard(owner)
+            addresses = [address for address, child in self._children.items() if child.owner[0] == owner]
+        self._stop(addresses, f"its owner {name_of(owner)} is gone: {reason}", _ORPHANS_TIMEOUT)
+        self._owners.unwatch(owner)
+
+    def _stop(self, addresses: Sequence[str], reason: str, timeout: float | None = None) -> None:
         with self._lock:
             children = {address: self._children.pop(address) for address in addresses if address in self._children}
             for child in children.values():
                 child.is_wanted = False
         if not children:
             return
-        timeout = float(config.get("process_exit_timeout"))
+        timeout = float(config.get("process_exit_timeout")) if timeout is None else timeout
+        deadline = time.monotonic() + timeout
         self._agents(list(children)).leave.broadcast(reason)
         for child in children.values():
-            if child.started.wait(timeout) is None:
+            if child.started.wait(max(0.0, deadline - time.monotonic())) is None:
                 child.started.kill()
                 child.started.wait(timeout)
+        self._unwatch_idle_owners({child.owner[0] for child in children.values()})
+
+    def _unwatch_idle_owners(self, owners: set[str]) -> None:
+        with self._lock:
+            idle = owners - self._clients - {child.owner[0] for child in self._children.values()}
+            for owner in idle:
+                self._owners.unwatch(owner)
 
     def _agents(self, addresses: Sequence[str]) -> Any:
         from .agent import ProcAgent
@@ -230,6 +279,7 @@ class HostAgent(Actor):
             child = self._children.pop(address, None)
         if child is None or not child.is_wanted:
             return
+        self._unwatch_idle_owners({child.owner[0]})
         failure = MeshFailure(
             child.mesh,
             "process",
@@ -244,6 +294,22 @@ class HostAgent(Actor):
     def _on_lines(self, process: Started, stream: str, lines: list[str]) -> None:
         if process.name not in self._hidden:
             self._printer.add(process.name, stream, lines)
+
+
+async def _aside(function: Callable[..., T], *args: Any) -> T:
+    """Runs what takes long on a thread that does not hold up the end of the program: other messages go on."""
+    loop, future = asyncio.get_running_loop(), Future[T].pending()
+    waiter = future.waiter(loop)
+
+    def run() -> None:
+        try:
+            future.set_result(function(*args))
+        except BaseException as error:
+            future.set_error(error)
+
+    threading.Thread(target=contextvars.copy_context().run, args=(run,), name="host-agent", daemon=True).start()
+    await waiter
+    return future.get()
 
 
 class _Nobody:
@@ -287,7 +353,7 @@ def spawn_on_hosts(
     owner = context().actor_instance.owner_reference
     preload = ("torch",) if "torch" in sys.modules else ()
     payload = seed(bootstrap)
-    futures = []
+    futures: dict[str, Future[list[str]]] = {}  # by agent
     for host, address in enumerate(hosts._chosen()):
         orders = []
         for local in range(count):
@@ -306,18 +372,31 @@ def spawn_on_hosts(
             )
             orders.append(Order(spec, command.python, preload))
         agent = HostMesh(hosts._name, [address], Extent([], []).region)._agents()
-        futures.append(agent.spawn.call_one(orders, name, host * count, owner, timeout))
-    addresses = [address for future in futures for address in _spawned(future)]
-    return ProcMesh(name, addresses, extent.region, hosts)
+        futures[address] = agent.spawn.call_one(orders, name, host * count, owner, timeout)
+    spawned = _all_or_none(hosts, futures)
+    watch = current_proc().host_watch
+    for host, (agent_address, addresses) in enumerate(spawned.items()):
+        watch.add(agent_address, name, host * count, addresses, owner)
+    return ProcMesh(name, list(itertools.chain(*spawned.values())), extent.region, hosts)
 
 
-def _spawned(future: Any) -> list[str]:
+def _all_or_none(hosts: HostMesh, futures: Mapping[str, Future[list[str]]]) -> dict[str, list[str]]:
+    """The addresses of what was spawned, by agent. Where one host fails, what the others started ends."""
     from .remote_error import ActorError
 
-    try:
-        return list(future.wait_get())
-    except ActorError as error:
-        raise error.exception from None
+    spawned: dict[str, list[str]] = {}
+    failure: BaseException | None = None
+    for agent, future in futures.items():
+        try:
+            spawned[agent] = future.wait_get()
+        except ActorError as error:
+            failure = failure or error.exception
+        except Exception as error:
+            failure = failure or error
+    if failure is not None:
+        hosts._stop_procs(list(itertools.chain(*spawned.values())), "other hosts could not start theirs").wait(None)
+        raise failure
+    return spawned
 
 
 def _command(given: Any, point: Point) -> BootstrapCommand:
@@ -356,8 +435,9 @@ def this_host() -> HostMesh:
     return proc.hosts  # type: ignore[return-value]
 
 
-def start_agent(proc: Proc, *, in_own_process: bool = False) -> None:
+def start_agent(proc: Proc, *, ends_at_shutdown: bool = False) -> None:
     """Makes this process the agent of its host."""
     host = HostMesh("host", [proc.address], Extent([], []).region)
-    proc.start_local(HOST, HostAgent, "host", in_own_process)
+    proc.start_local(HOST, HostAgent, "host", ends_at_shutdown)
     proc.hosts = host
+    introduce(proc)

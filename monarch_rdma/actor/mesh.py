@@ -240,10 +240,12 @@ class HostMesh(_ProcessMesh):
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
         """Ends all processes on the hosts; the agents stay."""
+        current_proc().host_watch.discard_hosts(self._chosen())
         return _plain(self._agents().stop_all.call(reason))
 
     def shutdown(self, reason: str = "the hosts were shut down") -> Future[None]:
-        """Ends all processes on the hosts, and agents that run in processes of their own."""
+        """Ends all processes on the hosts, and agents that `run_worker_loop_until_shutdown` made."""
+        current_proc().host_watch.discard_hosts(self._chosen())
         return _plain(self._agents().shutdown.call(reason))
 
     def _agents(self) -> ActorMesh[Any]:
@@ -252,6 +254,7 @@ class HostMesh(_ProcessMesh):
         return ActorMesh(HostAgent, "host", HOST, ProcMesh(self._name, self._addresses, self._shape))
 
     def _stop_procs(self, addresses: Sequence[str], reason: str) -> Future[None]:
+        current_proc().host_watch.discard(addresses)
         return _plain(self._agents().stop_procs.call(list(addresses), reason))
 
     def _logging_option(self, addresses: Sequence[str], shown: bool, window: float | None, level: int) -> Future[None]:

@@ -15,6 +15,7 @@ class Owned:
 
     def __init__(self) -> None:
         self._actors: dict[str, list[tuple[str, int]]] = {}  # by process: name of the mesh and rank in it
+        self._failed: set[str] = set()  # processes: their end is told once
 
     def add(self, name: str, addresses: Sequence[str]) -> None:
         """Actors of this name, one in each of these processes."""
@@ -22,6 +23,10 @@ class Owned:
             self._actors.setdefault(address, []).append((name, rank))
 
     def seen_by_owner(self, failure: MeshFailure) -> list[MeshFailure]:
-        """A process's failure as one of each mesh of actors that lost a member with it."""
+        """A process's failure as one of each mesh of actors that lost a member with it; none where it is known."""
+        if failure.address is not None:
+            if failure.address in self._failed:
+                return []
+            self._failed.add(failure.address)
         lost = self._actors.pop(failure.address, ()) if failure.address is not None else ()
         return [dataclasses.replace(failure, mesh_name=name, rank=rank) for name, rank in lost] or [failure]

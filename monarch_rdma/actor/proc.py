@@ -29,6 +29,7 @@ from .context import ROOT, Context, Root
 from .failure import MeshFailure, SupervisionError, encode_failure, unhandled
 from .fetcher import Fetcher
 from .future import Future
+from .host_watch import HostWatch
 from .message import Frame
 from .owned import Owned
 from .route import Route
@@ -96,6 +97,7 @@ class Proc:
         self.address = engine.address
         self.pid = os.getpid()
         self.hosts: HostMesh | None = None  # where processes can be started from here
+        self.client: str | None = engine.address  # the process where the job's controllers live
         self.receivers: dict[int, Receiver] = {}
         self._expecting: dict[str, set[int]] = {}  # by process: numbers that wait for something of it
         self._watched: set[str] = set()
@@ -112,6 +114,7 @@ class Proc:
         root = Root(self)
         self.root_context = Context(root)
         self.register(RootReceiver(root.owned), ROOT)
+        self.host_watch = HostWatch(self)
         self._thread = threading.Thread(target=self._receive, name="monarch_rdma-receiver", daemon=True)
         self._thread.start()
 
@@ -262,6 +265,10 @@ class Proc:
 
     def is_lost(self, address: str) -> bool:
         return address in self._lost
+
+    def is_back(self, address: str) -> None:
+        """A process that was cut off has come again."""
+        self._lost.pop(address, None)
 
     def _on_credit(self, frame: Frame) -> None:
         route = self._routes.get((frame.address, frame.target))

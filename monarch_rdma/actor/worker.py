@@ -19,36 +19,40 @@ from .failure import SupervisionError
 from .message import Frame
 from .proc import AGENT, Proc, close_current, current_proc
 
-__all__ = ["leave", "main", "planted", "seed"]
+__all__ = ["leave", "main", "planted", "seed", "serve"]
 
 _log = logging.getLogger("monarch_rdma.actor")
 _OWN_OPTIONS = frozenset({"name", "secret_file", "secret_fd", "port_min", "port_max"})  # of one process alone
+_HOST_OPTIONS = ("listen_host", "advertise_host", "ip_family")  # of all processes of a host
 _finished = threading.Event()
 
 
 def seed(bootstrap: Callable[[], Any] | None) -> bytes:
-    """What processes started from here have to know: our options, where we import from, what to run first."""
+    """What processes started from here have to know: our options, import path and client, and what to run first."""
     import cloudpickle
 
     options = {name: value for name, value in config.get_runtime_config().items() if name not in _OWN_OPTIONS}
     path = [os.path.abspath(entry) for entry in sys.path]
-    return pickle.dumps((options, path, None if bootstrap is None else cloudpickle.dumps(bootstrap)))
+    run_first = None if bootstrap is None else cloudpickle.dumps(bootstrap)
+    return pickle.dumps((options, path, current_proc().client, run_first))
 
 
 def planted(name: str, rank: int, arrivals: int, seed: bytes) -> bytes:
     """The payload of one process, made by the agent that starts it: `arrivals` waits there for its address."""
-    return pickle.dumps((name, rank, arrivals, current_proc().address, seed))
+    options = {option: config.get(option) for option in _HOST_OPTIONS}
+    return pickle.dumps((name, rank, arrivals, current_proc().address, options, seed))
 
 
 def main(payload: bytes, fds: list[int]) -> int:
     """The entry of each worker: runs in its main thread until the process shall end."""
-    name, rank, arrivals, agent, seeded = pickle.loads(payload)
-    options, path, bootstrap = pickle.loads(seeded)
-    sys.path[:] = path
-    config.configure(**options, name=name)
+    name, rank, arrivals, agent, host_options, seeded = pickle.loads(payload)
+    options, path, client, bootstrap = pickle.loads(seeded)
+    sys.path[:] = _usable(path)
+    config.configure(**{**options, **host_options, "name": name})
     adopt_secret(Secret.from_fd(fds[0]))
     proc = current_proc()
     signal.signal(signal.SIGTERM, lambda *_: leave("it was terminated"))
+    proc.client = client
     _join(proc, agent)
     if bootstrap is not None:
         try:
@@ -58,18 +62,32 @@ def main(payload: bytes, fds: list[int]) -> int:
             proc.post(agent, message.pack(message.SEND, arrivals, flags=message.FAILED), text.encode())
             raise
     proc.post(agent, message.pack(message.SEND, arrivals, rank=rank), proc.address.encode())
+    serve()
+    return 0
+
+
+def serve() -> None:
+    """Blocks until `leave`, then ends this process's actors and its engine."""
     _finished.wait()
+    _finished.clear()
     close_current()
     default_engine().close()
-    return 0
+
+
+def _usable(path: list[str]) -> list[str]:
+    """The spawner's path as far as it exists here, then our own: its host may be another one."""
+    path = [entry for entry in path if os.path.exists(entry)]
+    return [*path, *(entry for entry in sys.path if entry not in path)]
 
 
 def _join(proc: Proc, agent: str) -> None:
     from .agent import ProcAgent
+    from .introduction import introduce
     from .mesh import HostMesh
     from .shape import Extent
 
     proc.hosts = HostMesh("host", [agent], Extent([], []).region)
+    introduce(proc)
     proc.start_local(AGENT, ProcAgent, "agent")
     proc.expect(proc.register(_Lifeline()), agent)
 
