@@ -266,9 +266,7 @@ class Instance:
                 if self._is_work(frame):
                     await self._run_or_start(frame)
         except _Ended as ended:
-            for task in self._tasks:
-                task.cancel()
-            await asyncio.gather(*self._tasks, return_exceptions=True)
+            await self._cancel_tasks()
             try:
                 cleaned = self._cleanup(ended.error)
                 if cleaned is not None:
@@ -276,6 +274,16 @@ class Instance:
             except Exception as error:
                 raise _Ended(error) from error
             raise
+
+    async def _cancel_tasks(self) -> None:
+        """What runs of concurrent endpoints ends with the actor; who waits for an answer is told."""
+        frames = list(self._tasks.values())
+        for task, frame in self._tasks.items():
+            frame.is_cancelled = True
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for frame in frames:  # nothing happens where the answer is out
+            self._proc.refuse(frame, f"actor {self.name}: it ended while the message ran")
 
     def _cleanup(self, error: BaseException | None) -> Coroutine[Any, Any, None] | None:
         hook = getattr(self._actor, "__cleanup__", None)
@@ -357,13 +365,11 @@ class Instance:
             taken = self._succeeded(frame, value)
             if taken is not None:
                 await taken
-        except asyncio.CancelledError:
-            if not frame.is_cancelled:
-                raise
-            if is_driver:
-                _uncancel(self._driver)
         except BaseException as error:
-            if is_driver:
+            if frame.is_cancelled and isinstance(error, asyncio.CancelledError):
+                if is_driver:
+                    _uncancel(self._driver)
+            elif is_driver:
                 self._failed(frame, error)
             else:
                 self._failed_aside(frame, error)
@@ -416,7 +422,7 @@ class Instance:
         is_told = frame.reply and frame.kind == message.CALL and not frame.flags & message.PORT
         if frame.reply:
             self._answer_failure(frame, error)
-        if not is_told or not isinstance(error, Exception):
+        if not is_told or not isinstance(error, Exception | asyncio.CancelledError):
             raise _Ended(error) from error
 
     def _failed_aside(self, frame: Frame, error: BaseException) -> None:
