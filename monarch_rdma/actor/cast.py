@@ -98,6 +98,7 @@ def _directly(
             try:
                 if not call.flags & _UNCOUNTED:
                     route.enter(deadline)
+                route.is_direct = True
                 proc.post(route.address, head, outgoing.body, max(0.0, deadline - time.monotonic()))
             except SupervisionError as error:
                 lost = _fail(rank, error, waiting)
@@ -124,17 +125,21 @@ def _over_tree(
     call: Cast,
 ) -> SupervisionError | None:
     """The last one that is lost."""
-    lost, members = None, []
+    lost, entered = None, []
+    members: list[tree.Member] = []
+    alone: list[tree.Member] = []
     for rank, route in receivers:
         try:
             if not call.flags & _UNCOUNTED:
                 route.enter(deadline)
-            members.append((tree.Member(rank, route.address), route))
+            (alone if route.is_direct else members).append(tree.Member(rank, route.address))
+            entered.append(route)
         except SupervisionError as error:
             lost = _fail(rank, error, waiting)
-    branches = tree.start(proc, replace(call, number=tree.next_number()), [member for member, _ in members], outgoing)
-    for _, route in members:
-        route.after = branches.done
+    numbered = replace(call, number=tree.next_number())
+    branches = tree.start(proc, numbered, members, alone, outgoing)
+    for route in entered:
+        route.after, route.is_direct = branches.done, False
     if outgoing.num_large and not branches.done.wait(_seconds_to(patience)):
         outgoing.release()
     return lost

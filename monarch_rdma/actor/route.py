@@ -35,6 +35,7 @@ class Route:
         "address",
         "after",
         "error",
+        "is_direct",
         "number",
     )
 
@@ -43,6 +44,7 @@ class Route:
         self.number = number
         self.error: SupervisionError | None = None  # the process is lost
         self.after: Future[None] | None = None  # a cast on its way over a tree: what is sent next must not overtake it
+        self.is_direct = False  # messages went there directly since the last cast over a tree
         self._limit = int(config.get("mailbox_messages"))
         self._sent = itertools.count()  # next() is atomic
         self._credited = 0

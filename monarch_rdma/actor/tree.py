@@ -60,14 +60,14 @@ class Branches:
     buffers.
     """
 
-    def __init__(self, proc: Proc, cast: Cast, members: Sequence[Member], outgoing: Outgoing) -> None:
+    def __init__(self, proc: Proc, cast: Cast, groups: Sequence[Sequence[Member]], outgoing: Outgoing) -> None:
+        """The first of each group gets the call from here, and passes it on to the others of its group."""
         self.done: Future[None] = Future.pending()
         self._proc = proc
         self._cast = cast
         self._outgoing = outgoing
         self._lock = threading.Lock()
         self._number = proc.register(self)
-        groups = list(split(members, cast.fanout))
         self._open = {group[0].address: group for group in groups}
         self._send_all(groups)
 
@@ -107,11 +107,11 @@ class Branches:
             self.done.set_result(None)
 
 
-def start(proc: Proc, cast: Cast, members: Sequence[Member], outgoing: Outgoing) -> Branches:
-    """Sends from the root."""
+def start(proc: Proc, cast: Cast, members: Sequence[Member], alone: Sequence[Member], outgoing: Outgoing) -> Branches:
+    """Sends from the root. `alone`: to these directly, after what was sent to them directly before."""
     here = host_of(proc.address)
     in_order = sorted(members, key=lambda member: (host_of(member.address) != here, host_of(member.address)))
-    return Branches(proc, cast, in_order, outgoing)
+    return Branches(proc, cast, [*split(in_order, cast.fanout), *([member] for member in alone)], outgoing)
 
 
 def next_number() -> int:
@@ -173,14 +173,14 @@ def _pass_on(proc: Proc, frame: Frame, cast: Cast, members: Sequence[Member], ou
     if len(members) == 1:
         tell()
     else:
-        Branches(proc, cast, members[1:], outgoing).done.add_callback(tell)
+        Branches(proc, cast, split(members[1:], cast.fanout), outgoing).done.add_callback(tell)
 
 
 def split(members: Sequence[Member], count: int) -> list[Sequence[Member]]:
     """At most `count` parts of about the same size, in order."""
-    count = min(count, len(members))
+    count = max(1, min(count, len(members)))
     ends = [len(members) * part // count for part in range(count + 1)]
-    return [members[begin:end] for begin, end in itertools.pairwise(ends)]
+    return [members[begin:end] for begin, end in itertools.pairwise(ends) if begin < end]
 
 
 def host_of(address: str) -> str:
