@@ -17,6 +17,7 @@ from monarch_rdma.actor import Channel, HostMesh, MeshFailure, Port, this_host
 from monarch_rdma.actor.proc import close_current
 from monarch_rdma.rdma.engine import default_engine
 
+_OF_THE_PROCESS = ("pytest_timeout", "monarch-rdma-blocks")  # threads that are not a client's; one each, for good
 LIMIT = 20.0  # seconds for what takes milliseconds; reached only by a failing test
 
 
@@ -41,7 +42,7 @@ def traces() -> Counter[str]:
         if os.path.islink(f"/proc/self/fd/{fd}"):  # not the one that lists
             found[f"fd {os.readlink(f'/proc/self/fd/{fd}')}"] += 1
     names = [thread.name for thread in threading.enumerate()]
-    found.update(f"thread {name}" for name in names if not name.startswith("pytest_timeout"))
+    found.update(f"thread {name}" for name in names if not name.startswith(_OF_THE_PROCESS))
     found.update(f"process {child.pid}" for child in psutil.Process().children(recursive=True))
     found.update(f"file {path}" for path in Path("/dev/shm").glob("*monarch*"))
     return found
