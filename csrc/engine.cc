@@ -506,6 +506,8 @@ int mr_inbox_take(mr_inbox* inbox, double timeout, mr_stop* stop, uint32_t backg
   const int failed = guarded(error, [&] {
     inbox->node->check_usable();
     demand_number(timeout);
+    if (stop != nullptr && !stop->stop.is_ours())
+      throw Error(MR_CONFIG, "argument stop was made by the parent of this process: after a fork make a new one");
     const Batch* batch = inbox->node->inbox().take(timeout, stop != nullptr ? &stop->stop : nullptr, background != 0);
     if (batch == nullptr) return inbox->node->check_usable();
     *data = reinterpret_cast<const char*>(batch->bytes.data());

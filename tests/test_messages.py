@@ -232,6 +232,17 @@ def test_a_batch_is_kept_until_done(owner: Engine, reader: Engine) -> None:
     assert take_all(second, 1) == [(0, reader.address, b"2")]
 
 
+def test_a_take_that_fails_gives_nothing_twice(owner: Engine, reader: Engine) -> None:
+    inbox, wrong = Inbox(owner), Stop()
+    wrong.cell = object()
+    send(reader, owner.address, b"1", 10)
+    assert len(inbox.take(10)) == 1
+    for arguments in ((-1, None), (0, wrong)):
+        with pytest.raises((ConfigError, TypeError)):
+            inbox.take(*arguments)
+    assert inbox.take(0) == []
+
+
 def test_a_stop_ends_a_take_from_any_thread(owner: Engine) -> None:
     inbox, stop = Inbox(owner), Stop()
     waiting: list[int] = []
@@ -445,6 +456,7 @@ def test_a_forked_child_is_told(owner: Engine, reader: Engine) -> None:
                 lambda: inbox.watch(reader.address),
                 lambda: inbox.unwatch(reader.address),
                 lambda: Inbox(owner),
+                lambda: Inbox(Engine()).take(0, stop),
             ):
                 try:
                     call()

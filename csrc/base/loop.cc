@@ -144,20 +144,6 @@ void Loop::flush() {
   }
 }
 
-bool Loop::progress() {
-  if (!is_this_process(pid_)) return false;
-  epoll_event events[kBatch];
-  {
-    Hold hold(*this, std::unique_lock(lock_, std::try_to_lock));
-    if (!hold || stopped_) return false;
-    const int count = ::epoll_wait(epoll_.get(), events, kBatch, 0);
-    dispatch_on_loop(events, count);
-    drain_on_loop();
-  }
-  flush();
-  return true;
-}
-
 bool Loop::claim_lead(bool background) {
   for (int seen = kNobody; !led_.compare_exchange_strong(seen, background ? kBackground : kForeground);) {
     if (background || seen == kForeground) return false;
@@ -246,7 +232,7 @@ void Loop::dispatch_on_loop(const epoll_event* events, int count) {
     const uint64_t token = events[i].data.u64;
     if (token == kWakeToken) {
       consume(wake_.get());
-      // Not ours alone: a thread that makes progress must not eat the wake-up that ends the loop's thread, nor the loop
+      // Not ours alone: a thread that leads must not eat the wake-up that ends the loop's thread, nor the loop
       // thread one that was for the leader.
       if (stopping_.load())
         wake();

@@ -1,6 +1,6 @@
 // The event loop. "On the loop" means: while holding the loop's lock, which the loop thread takes for each round of
 // events, and which any other thread may take for a moment to start work without waking the loop thread (run), or to
-// handle events itself while it waits for one (progress). Functions named *_on_loop demand it.
+// handle events itself while it waits for one (lead). Functions named *_on_loop demand it.
 #pragma once
 
 #include <sys/epoll.h>
@@ -61,8 +61,6 @@ class Loop {
   bool run_here(Work&& work);
   // Runs task by the loop thread or the next holder, never inside this call.
   void post(Task task);
-  // Handles what is ready now, without waiting. False if another thread is at it, or the loop has stopped.
-  bool progress();
   // Waits for events in the loop thread's stead and handles them, until done(what) or `until`: who waits for an answer
   // gets it without a hop from thread to thread. The kernel wakes the thread that began to wait last, so the loop
   // thread sleeps on. One thread at a time: refused at once where another leads, or on the loop, or when it has

@@ -64,8 +64,4 @@ class Cursor {
   uint64_t index_[MR_MAX_DIMS] = {};
 };
 
-// Copies bytes [begin, begin + length) of the views' common logical order between local memories.
-void copy_views(void* dst, const View& dst_view, const void* src, const View& src_view, uint64_t begin,
-                uint64_t length);
-
 }  // namespace mr

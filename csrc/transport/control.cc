@@ -79,6 +79,10 @@ ControlStream::ControlStream(Loop& loop, const Options& options, const PeerInfo&
       handler_(handler),
       in_(kReadBytes) {}
 
+void ControlStream::Handler::on_frame(ControlStream&, Frame&) {
+  throw Error(MR_PROTOCOL, "a frame before the end of the hello");
+}
+
 ControlStream::~ControlStream() { assert(!watched_); }
 
 void ControlStream::start_on_loop() {

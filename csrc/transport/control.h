@@ -25,8 +25,8 @@ class ControlStream : public Loop::Watcher, public std::enable_shared_from_this<
  public:
   class Handler {
    public:
-    virtual void on_up(ControlStream& stream) = 0;
-    virtual void on_frame(ControlStream& stream, Frame& frame) = 0;  // may throw Error: closes the stream
+    virtual void on_up(ControlStream&) {}
+    virtual void on_frame(ControlStream& stream, Frame& frame);  // may throw Error: closes the stream. Unexpected here
     // Last call. Ok status: the other side closed it.
     virtual void on_closed(ControlStream& stream, const Status& status) = 0;
 

@@ -97,8 +97,6 @@ void Dialer::on_up(ControlStream& stream) {
   finish_on_loop(std::move(stream_), {});
 }
 
-void Dialer::on_frame(ControlStream&, Frame&) { throw Error(MR_PROTOCOL, "a frame before the end of the hello"); }
-
 void Dialer::on_closed(ControlStream&, const Status& status) {
   const auto self = shared_from_this();
   stream_.reset();

@@ -32,7 +32,6 @@ class Dialer : public Loop::Watcher, public ControlStream::Handler, public std::
   void begin_stream_on_loop();
   void on_event(uint32_t events) override;
   void on_up(ControlStream& stream) override;
-  void on_frame(ControlStream& stream, Frame& frame) override;
   void on_closed(ControlStream& stream, const Status& status) override;
 
   Loop& loop_;

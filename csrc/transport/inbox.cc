@@ -57,6 +57,7 @@ struct Inbox::Waiter {
 
 void Inbox::Stop::set() {
   set_ = true;
+  if (!is_ours()) return;  // who waited stayed behind in the parent
   std::lock_guard guard(lock_);
   for (Waiter* const waiter : waiters_) waiter->inbox.look_again(*waiter);
 }

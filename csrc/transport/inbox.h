@@ -80,15 +80,17 @@ class Inbox {
   std::atomic<bool> closed_{false};
 };
 
-// Ends takes early, from any thread.
+// Ends takes early, from any thread of the process that made it.
 class Inbox::Stop {
  public:
   void set();
   void clear() { set_ = false; }
   bool is_set() const { return set_.load(); }
+  bool is_ours() const { return is_this_process(pid_); }
 
  private:
   friend class Inbox;
+  const int pid_ = this_pid();
   std::atomic<bool> set_{false};
   std::mutex lock_;  // before an inbox's
   std::vector<Waiter*> waiters_;

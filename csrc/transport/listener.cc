@@ -114,8 +114,6 @@ void Listener::on_up(ControlStream& stream) {
   if (!found.empty()) arrived_(std::move(found.mapped().stream));
 }
 
-void Listener::on_frame(ControlStream&, Frame&) { throw Error(MR_PROTOCOL, "a frame before the end of the hello"); }
-
 void Listener::on_closed(ControlStream& stream, const Status&) { greeting_.erase(&stream); }
 
 void Listener::close_on_loop() {

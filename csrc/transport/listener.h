@@ -38,7 +38,6 @@ class Listener : public ControlStream::Handler {
   bool make_room_on_loop(const Door& door);
   void pause_on_loop(Door& door, double seconds);
   void on_up(ControlStream& stream) override;
-  void on_frame(ControlStream& stream, Frame& frame) override;
   void on_closed(ControlStream& stream, const Status& status) override;
 
   Loop& loop_;

@@ -346,8 +346,6 @@ void Peer::watch_process_on_loop() {
     process_ = std::make_unique<ProcessWatch>(*this, std::move(pidfd));
 }
 
-void Peer::on_up(ControlStream&) {}
-
 void Peer::on_closed(ControlStream& stream, const Status& status) {
   const bool ours =
       std::any_of(streams_.begin(), streams_.end(), [&](const auto& each) { return each.get() == &stream; });

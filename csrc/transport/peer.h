@@ -128,7 +128,6 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   void watch_process_on_loop();
   void process_ended_on_loop();
   void open_window_on_loop();
-  void on_up(ControlStream& stream) override;
   void on_frame(ControlStream& stream, Frame& frame) override;
   void on_closed(ControlStream& stream, const Status& status) override;
 

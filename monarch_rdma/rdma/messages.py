@@ -10,6 +10,7 @@ message reaches it without a hop from thread to thread.
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from struct import Struct
@@ -31,11 +32,21 @@ _MAX_CACHED = 4096
 _read_head = Struct("=iIQ").unpack_from  # mr_incoming
 _TIMEOUT = int(lib.MR_TRANSFER_TIMEOUT)
 _NULL = ffi.NULL
-_main_thread = threading.main_thread().ident
 _get_ident = threading.get_ident
 _unpack = ffi.unpack
 _take = lib.mr_inbox_take
 _send = lib.mr_peer_send
+
+
+def _know_main_thread() -> None:
+    """Only there signals are handled."""
+    global _main_thread
+    _main_thread = threading.main_thread().ident
+
+
+_main_thread: int | None
+_know_main_thread()
+os.register_at_fork(after_in_child=_know_main_thread)  # it may have been another thread in the parent
 
 
 class _Cells(threading.local):
@@ -62,6 +73,9 @@ class Stop:
 
     def clear(self) -> None:
         lib.mr_stop_clear(self.cell)
+
+    def is_set(self) -> bool:
+        return bool(lib.mr_stop_is_set(self.cell))
 
 
 class Inbox:
@@ -90,6 +104,7 @@ class Inbox:
         limit = -1.0 if timeout is None else seconds(timeout)
         wait = _SLICE if _get_ident() == _main_thread and not 0 <= limit <= _SLICE else limit
         cell = _NULL if stop is None else stop.cell
+        length[0] = 0
         try:
             count = _take(self._handle, wait, cell, background, data, length, error)
             if not count and wait != limit:
@@ -99,8 +114,9 @@ class Inbox:
             if count:
                 raise_error(error, -count, operation="receive")
             return []
-        except BaseException:  # Ctrl-C: nobody has seen these messages
-            lib.mr_inbox_done(self._handle, True)
+        except BaseException:  # Ctrl-C
+            if length[0]:  # nobody has seen these messages
+                lib.mr_inbox_done(self._handle, True)
             raise
 
     def _take_slices(self, limit: float, cell: Any, background: bool) -> int:

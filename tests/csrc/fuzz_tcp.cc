@@ -8,10 +8,11 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <map>
 #include <new>
 #include <random>
 
-#include "transport/lane.h"
+#include "link_host.h"
 #include "transport/tcp_link.h"
 
 namespace {
@@ -36,6 +37,7 @@ namespace mr {
 namespace {
 
 using Random = std::mt19937_64;
+using test::TestHost;
 
 uint64_t g_seed = 0;
 
@@ -166,12 +168,11 @@ std::pair<Fd, Fd> sockets() {
   return {Fd(ends[0]), Fd(ends[1])};
 }
 
-class Host final : public LinkHost, private Loop::Watcher {
+class Host final : public TestHost {
  public:
-  explicit Host(const HostPort& peer) : options_(Options::from(small_options())), loop_("fuzz") {
+  explicit Host(const HostPort& peer) : TestHost("fuzz", small_options()) {
     info_.name = "peer";
     info_.tcp = {peer};
-    random_bytes(key_.data(), key_.size());
     on_loop([&] {
       link_ = make_tcp(*this);
       door_ = make_data_door(loop_, options_, [this](uint64_t session) {
@@ -187,46 +188,29 @@ class Host final : public LinkHost, private Loop::Watcher {
     loop_.stop();
   }
 
-  void on_loop(const Task& task) {
-    std::atomic<bool> done{false};
-    loop_.run([&] {
-      task();
-      done.store(true, std::memory_order_release);
-      done.notify_all();
-    });
-    done.wait(false, std::memory_order_acquire);
-  }
   tcp::TcpLink& link() { return static_cast<tcp::TcpLink&>(*link_); }
   DataDoor& door() { return *door_; }
-  uint64_t malformed() const { return malformed_; }
-  int ends(const OpRef& op) {
+  uint64_t malformed() { return counter("tcp_malformed"); }
+  int ends_of(const OpRef& op) {
     std::lock_guard guard(lock_);
-    return ends_[op.get()];
+    return ends_of_[op.get()];
   }
   void forget_ends() {
     std::lock_guard guard(lock_);
-    ends_.clear();
+    ends_of_.clear();
   }
 
-  Loop& loop() override { return loop_; }
-  RegionTable& regions() override { return regions_; }
-  const Options& options() override { return options_; }
-  const PeerInfo& info() override { return info_; }
-  uint64_t session_id() override { return session_; }
-  Digest session_key() override { return key_; }
   void send_on_loop(uint16_t, Bytes, const Fd*) override {}
   void request_on_loop(uint16_t, Bytes, std::function<void(Reply)> on_reply) override {
     loop_.post([on_reply = std::move(on_reply)] { on_reply({}); });  // every fence stands at once
   }
-  void heard_on_loop() override {}
   void on_done(const OpRef& op, Status status) override {
     {
       std::lock_guard guard(lock_);
-      ++ends_[op.get()];
+      ++ends_of_[op.get()];
     }
-    op->finish(std::move(status));
+    TestHost::on_done(op, std::move(status));
   }
-  void count(const char* name, uint64_t) override { malformed_ += std::string_view(name) == "tcp_malformed"; }
 
  private:
   static mr_options small_options() {
@@ -234,19 +218,11 @@ class Host final : public LinkHost, private Loop::Watcher {
     raw.tcp_sockets = 1;
     return raw;
   }
-  void on_event(uint32_t) override {}
 
-  const Options options_;
-  RegionTable regions_;
-  PeerInfo info_;
-  uint64_t session_ = random_u64();
-  Digest key_;
   std::shared_ptr<Link> link_;
   std::unique_ptr<DataDoor> door_;
-  std::atomic<uint64_t> malformed_{0};
   std::mutex lock_;
-  std::map<const Op*, int> ends_;
-  Loop loop_;
+  std::map<const Op*, int> ends_of_;
 };
 
 void put(Bytes& out, const void* data, size_t length) {
@@ -419,7 +395,7 @@ class ClientFuzz {
     }
     bool all_ok = true;
     for (const auto& op : ops) {
-      demand(host_.ends(op) == 1, "ended an operation twice, or never");
+      demand(host_.ends_of(op) == 1, "ended an operation twice, or never");
       all_ok &= op->status().ok();
       protocol_errors_ += op->status().kind == MR_PROTOCOL;
     }

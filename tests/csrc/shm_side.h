@@ -9,20 +9,20 @@
 #include <map>
 #include <thread>
 
-#include "transport/lane.h"
+#include "link_host.h"
 
 namespace mr::test {
 
 using Links = std::shared_ptr<Link> (*)(LinkHost&);
 
-class Side final : public LinkHost, private Loop::Watcher {
+class Side final : public TestHost, private Loop::Watcher {
  public:
   using Serve = std::function<Reply(Side&, uint16_t type, Reader& in)>;
 
   // Takes over `socket`. `serve` answers frames that no lane knows.
   Side(Fd socket, int peer_pid, const mr_options& options = Options::defaults(), Links make = make_shm,
        Serve serve = {})
-      : loop_("test-side"), options_(Options::from(options)), socket_(std::move(socket)), serve_(std::move(serve)) {
+      : TestHost("test-side", options), socket_(std::move(socket)), serve_(std::move(serve)) {
     info_.name = "peer";
     info_.pid = peer_pid;
     info_.over_unix = true;
@@ -39,18 +39,6 @@ class Side final : public LinkHost, private Loop::Watcher {
 
   Link& link() { return *link_; }
   std::shared_ptr<Link> share_link() { return link_; }
-  const std::atomic<int>& ends() const { return ends_; }
-  std::atomic<int> doubled_ends{0};
-
-  void on_loop(const Task& task) {
-    std::atomic<bool> done{false};
-    loop_.run([&] {
-      task();
-      done.store(true, std::memory_order_release);
-      done.notify_all();
-    });
-    done.wait(false, std::memory_order_acquire);
-  }
   void close(const Status& why) {
     on_loop([&] { close_on_loop(why); });
   }
@@ -103,10 +91,6 @@ class Side final : public LinkHost, private Loop::Watcher {
   }
   // Submits and waits; the kind of its end.
   int run(const OpRef& op) { return wait(submit(op)); }
-  static int wait(const OpRef& op) {
-    if (!op->wait(60)) throw std::runtime_error("an operation did not end: " + op->describe());
-    return op->status().kind;
-  }
 
   RemoteRegion describe(const Region& region) {
     RemoteRegion out;
@@ -143,12 +127,6 @@ class Side final : public LinkHost, private Loop::Watcher {
   }
 
   // LinkHost
-  Loop& loop() override { return loop_; }
-  RegionTable& regions() override { return regions_; }
-  const Options& options() override { return options_; }
-  const PeerInfo& info() override { return info_; }
-  uint64_t session_id() override { return 1; }
-  Digest session_key() override { return {}; }
   void send_on_loop(uint16_t type, Bytes payload, const Fd* pass_fd = nullptr) override {
     send_packet(type, 0, std::move(payload), pass_fd);
   }
@@ -156,20 +134,6 @@ class Side final : public LinkHost, private Loop::Watcher {
     const uint64_t id = next_request_++;
     requests_.emplace(id, std::move(on_reply));
     send_packet(type, id, std::move(payload), nullptr);
-  }
-  void heard_on_loop() override {}
-  void on_done(const OpRef& op, Status status) override {
-    op->link.reset();
-    ends_ += 1;
-    if (!op->finish(std::move(status))) doubled_ends += 1;
-  }
-  void count(const char* counter, uint64_t amount) override {
-    std::lock_guard guard(counters_lock_);
-    counters_[counter] += amount;
-  }
-  uint64_t counter(const std::string& name) {
-    std::lock_guard guard(counters_lock_);
-    return counters_[name];
   }
 
  private:
@@ -261,19 +225,12 @@ class Side final : public LinkHost, private Loop::Watcher {
     for (auto& [id, on_reply] : std::exchange(requests_, {})) on_reply({why, {}, {}});
   }
 
-  Loop loop_;
-  RegionTable regions_;
-  const Options options_;
-  PeerInfo info_;
   Fd socket_;
   const Serve serve_;
   std::shared_ptr<Link> link_;
   std::atomic<bool> closed_{false};
-  std::atomic<int> begun_{0}, ends_{0};
   uint64_t next_request_ = 1;
   std::map<uint64_t, std::function<void(Reply)>> requests_;
-  std::mutex counters_lock_;
-  std::map<std::string, uint64_t> counters_;
 };
 
 constexpr uint32_t kBoth = MR_READ | MR_WRITE;

@@ -10,18 +10,15 @@
 
 #include <condition_variable>
 #include <list>
-#include <map>
 #include <thread>
 
-#include "transport/lane.h"
+#include "link_host.h"
 
 namespace mr::test {
 
-class TcpSide final : public LinkHost, private Loop::Watcher {
+class TcpSide final : public TestHost, private Loop::Watcher {
  public:
-  explicit TcpSide(std::string name, const mr_options& options)
-      : name_(std::move(name)), options_(Options::from(options)), loop_(name_) {
-    random_bytes(key_.data(), key_.size());
+  explicit TcpSide(std::string name, const mr_options& options) : TestHost(name, options), name_(std::move(name)) {
     listener_ = tcp_listen({"127.0.0.1", 0}, 0, 4, &at_);
   }
   ~TcpSide() {
@@ -68,16 +65,6 @@ class TcpSide final : public LinkHost, private Loop::Watcher {
   void set_key(const Digest& key) { key_ = key; }  // so that the two sides disagree
   void set_session(uint64_t session) { session_ = session; }
 
-  void on_loop(const Task& task) {
-    std::atomic<bool> done{false};
-    loop_.run([&] {
-      task();
-      done.store(true, std::memory_order_release);
-      done.notify_all();
-    });
-    done.wait(false, std::memory_order_acquire);
-  }
-
   RemoteRegion share(void* base, uint64_t size, uint32_t access = MR_READ | MR_WRITE) {
     const RegionRef region = regions_.create(base, size, access);
     RemoteRegion out;
@@ -117,32 +104,8 @@ class TcpSide final : public LinkHost, private Loop::Watcher {
     op->stop_kind = kind;
     on_loop([&] { link_->stop_on_loop(op); });
   }
-  // The kind of its end.
-  static int wait(const OpRef& op) {
-    if (!op->wait(60)) throw std::runtime_error("an operation did not end: " + op->describe());
-    return op->status().kind;
-  }
-
-  // Waits for the counter to get there; true if it did.
-  bool await_count(const char* name, uint64_t at_least) {
-    std::unique_lock guard(counters_lock_);
-    return counted_.wait_for(guard, std::chrono::seconds(60), [&] { return counters_[name] >= at_least; });
-  }
-  uint64_t counter(const char* name) {
-    std::lock_guard guard(counters_lock_);
-    return counters_[name];
-  }
-  uint64_t begun() const { return begun_; }
-  uint64_t ends() const { return ends_; }
-  uint64_t doubled_ends() const { return doubled_ends_; }
 
   // LinkHost
-  Loop& loop() override { return loop_; }
-  RegionTable& regions() override { return regions_; }
-  const Options& options() override { return options_; }
-  const PeerInfo& info() override { return info_; }
-  uint64_t session_id() override { return session_; }
-  Digest session_key() override { return key_; }
   void send_on_loop(uint16_t, Bytes, const Fd*) override { throw Error(MR_CONFIG, "the tcp lane sends requests only"); }
   void request_on_loop(uint16_t type, Bytes payload, std::function<void(Reply)> on_reply) override {
     count("requests", 1);
@@ -158,16 +121,6 @@ class TcpSide final : public LinkHost, private Loop::Watcher {
       loop_.post([on_reply, reply] { on_reply(std::move(*reply)); });
     });
   }
-  void heard_on_loop() override { count("heard", 1); }
-  void on_done(const OpRef& op, Status status) override {
-    ++ends_;
-    if (!op->finish(std::move(status))) ++doubled_ends_;
-  }
-  void count(const char* name, uint64_t amount) override {
-    std::lock_guard guard(counters_lock_);
-    counters_[name] += amount;
-    counted_.notify_all();
-  }
 
  private:
   void on_event(uint32_t) override {
@@ -178,22 +131,12 @@ class TcpSide final : public LinkHost, private Loop::Watcher {
   }
 
   const std::string name_;
-  const Options options_;
-  RegionTable regions_;
-  PeerInfo info_;
   TcpSide* other_ = nullptr;
-  uint64_t session_ = random_u64();
-  Digest key_;
   Fd listener_;
   HostPort at_;
   std::shared_ptr<Link> link_;
   std::unique_ptr<DataDoor> door_;
   bool closed_ = false;
-  std::atomic<uint64_t> begun_{0}, ends_{0}, doubled_ends_{0};
-  std::mutex counters_lock_;
-  std::condition_variable counted_;
-  std::map<std::string, uint64_t> counters_;
-  Loop loop_;  // last: it ends first
 };
 
 // Forwards each connection to `to`. Directions: up is from the client to the server, down the other way.

@@ -35,6 +35,10 @@ void await_true(const std::function<bool()>& condition) {
   }
 }
 
+Loop::Lead lead_a_little(Loop& loop, bool background = false) {
+  return loop.lead(after(0.001), [](const void*) { return false; }, nullptr, background);
+}
+
 // Something that happens once, on any thread.
 class Event {
  public:
@@ -203,7 +207,7 @@ TEST(no_task_is_lost_or_out_of_order_under_contention) {
           loop.post(std::move(task));
         else
           loop.run(std::move(task));
-        if (i % 7 == 0) loop.progress();
+        if (i % 7 == 0) loop.run_here([] {});
       }
     });
   for (auto& thread : threads) thread.join();
@@ -220,7 +224,7 @@ TEST(each_single_task_gets_through) {
   Loop loop("test");
   std::atomic<bool> quit{false};
   std::thread spinner([&] {
-    while (!quit) loop.progress();
+    while (!quit) lead_a_little(loop);
   });
   for (int i = 0; i < 3000; ++i) {
     Event ran;
@@ -260,7 +264,7 @@ TEST(whoever_is_on_the_loop_takes_over_what_others_could_not_run) {
     if (runs)
       loop.run([&] { ++ran; });
     else
-      loop.progress();
+      loop.run_here([] {});
     expected += 1 + runs;
     wait_for(finished, round);
     left_behind += ran != expected;
@@ -324,7 +328,7 @@ TEST(events_arrive_by_themselves) {
   on(loop, [&] { loop.unwatch_on_loop(pipe.fd()); });
 }
 
-TEST(progress_handles_what_is_ready) {
+TEST(who_leads_handles_what_comes) {
   Loop loop("test");
   Pipe pipe;
   Watch watch;
@@ -340,7 +344,7 @@ TEST(progress_handles_what_is_ready) {
     const int before = here + elsewhere;
     pipe.fill();
     await_true([&] {
-      loop.progress();
+      lead_a_little(loop);
       return here + elsewhere > before;
     });
     return here > 0;
@@ -348,13 +352,91 @@ TEST(progress_handles_what_is_ready) {
   on(loop, [&] { loop.unwatch_on_loop(pipe.fd()); });
 }
 
-TEST(progress_does_not_wait_for_a_holder) {
+TEST(run_here_does_not_wait_for_a_holder) {
   Loop loop("test");
+  int ran = 0;
   Holder holder(loop);
-  CHECK(!loop.progress());
+  CHECK(!loop.run_here([&] { ++ran; }));
   holder.let_go();
   loop.barrier();
-  await_true([&] { return loop.progress(); });
+  await_true([&] { return loop.run_here([&] { ++ran; }); });
+  on(loop, [&] { CHECK(!loop.run_here([&] { ++ran; })); });  // never recursive
+  CHECK_EQ(ran, 1);
+}
+
+// A thread that leads until it is told that it is done.
+class Leader {
+ public:
+  Leader(Loop& loop, bool background) : loop_(loop) {
+    thread_ = std::thread([this, background] {
+      const auto is_over = [](const void* leader) {
+        auto& self = *static_cast<Leader*>(const_cast<void*>(leader));
+        self.leads = true;
+        return self.done_.load();
+      };
+      how_.set_value(loop_.lead(Time::max(), is_over, this, background));
+    });
+  }
+  ~Leader() {
+    done_ = true;
+    loop_.nudge();
+    thread_.join();
+  }
+  Loop::Lead how() { return await(how_.get_future()); }
+  void end() {
+    done_ = true;
+    loop_.nudge();
+  }
+  std::atomic<bool> leads{false};
+
+ private:
+  Loop& loop_;
+  std::atomic<bool> done_{false};
+  std::promise<Loop::Lead> how_;
+  std::thread thread_;
+};
+
+TEST(a_nudge_reaches_the_leader_and_one_leads_at_a_time) {
+  Loop loop("test");
+  for (int i = 0; i < 200; ++i) {
+    Leader leader(loop, i % 2 == 0);
+    await_true([&] { return leader.leads.load(); });
+    if (i % 2 == 1) CHECK(lead_a_little(loop) == Loop::Lead::refused);
+    leader.end();
+    CHECK(leader.how() == Loop::Lead::ended);
+  }
+}
+
+TEST(one_in_the_background_gives_way) {
+  Loop loop("test");
+  for (int i = 0; i < 200; ++i) {
+    Leader behind(loop, true);
+    await_true([&] { return behind.leads.load(); });
+    Leader first(loop, false), second(loop, false);
+    CHECK(behind.how() == Loop::Lead::gave_way);
+    await_true([&] { return first.leads || second.leads; });
+    CHECK(lead_a_little(loop) == Loop::Lead::refused);
+  }
+}
+
+TEST(wake_ups_and_tasks_get_through_while_leaders_come_and_go) {
+  // The loop thread takes what is for a leader now and then, and must neither keep it nor lie down for ever.
+  Loop loop("test");
+  std::atomic<bool> quit{false};
+  std::vector<std::thread> threads;
+  for (int t = 0; t < 3; ++t)
+    threads.emplace_back([&, t] {
+      while (!quit) lead_a_little(loop, t == 0);
+    });
+  for (int i = 0; i < 3000; ++i) {
+    Event ran;
+    loop.post([&] { ran.set(); });
+    loop.nudge();
+    ran.wait();
+  }
+  quit = true;
+  for (auto& thread : threads) thread.join();
+  thread_of(loop);
 }
 
 TEST(a_watch_can_change_what_it_waits_for) {
@@ -555,13 +637,13 @@ TEST(a_timer_that_sets_itself_for_the_past_starves_nobody) {
   CHECK(seen);
 }
 
-TEST(timers_fire_while_another_thread_makes_progress) {
+TEST(timers_fire_while_another_thread_leads) {
   Loop loop("test");
   for (int i = 0; i < 50; ++i) {
     std::atomic<bool> fired{false};
     on(loop, [&] { loop.at_on_loop(after(0.0005), [&] { fired = true; }); });
     await_true([&] {
-      loop.progress();
+      lead_a_little(loop);
       return fired.load();
     });
   }
@@ -625,7 +707,8 @@ TEST(stop_runs_what_is_queued_and_drops_the_rest) {
   CHECK_EQ(ran, 100);
   loop.post([&ran, token] { ++ran; });
   loop.run([&ran, token] { ++ran; });
-  CHECK(!loop.progress());
+  CHECK(!loop.run_here([&] { ++ran; }));
+  CHECK(lead_a_little(loop) == Loop::Lead::refused);
   loop.barrier();
   CHECK_EQ(ran, 100);
   CHECK_EQ(token.use_count(), 1);  // neither tasks nor timers keep what they own
@@ -633,12 +716,12 @@ TEST(stop_runs_what_is_queued_and_drops_the_rest) {
 }
 
 TEST(stop_ends_whatever_other_threads_do) {
-  // A thread that makes progress takes wake-ups away from the loop thread; none may be the one that ends it.
+  // A thread that leads takes wake-ups away from the loop thread; none may be the one that ends it.
   for (int round = 0; round < 100; ++round) {
     auto loop = std::make_unique<Loop>("test");
     std::atomic<bool> quit{false};
     std::thread spinner([&] {
-      while (!quit) loop->progress();
+      while (!quit) lead_a_little(*loop);
     });
     std::thread runner([&] {
       while (!quit) loop->run([] {});

@@ -4,6 +4,7 @@
 #include "tcp_side.h"
 #include "transport/address.h"
 #include "transport/tcp_wire.h"
+#include "view_copy.h"
 
 using namespace mr;
 using mr::test::Proxy;
@@ -151,7 +152,7 @@ TEST(strided_on_both_ends) {
     Bytes owned = noise(c.there.end() + 10), here(c.here.end() + 10, 0x55), expected = here;
     const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
     const uint64_t answers = pair.user.counter("heard");
-    copy_views(expected.data(), c.here, owned.data(), c.there, 0, c.here.bytes());
+    test::copy_views(expected.data(), c.here, owned.data(), c.there, 0, c.here.bytes());
     const OpRef read = pair.user.start(Verb::read, region, c.there, here.data(), c.here);
     CHECK_EQ(TcpSide::wait(read), MR_OK);
     CHECK(here == expected);
@@ -160,7 +161,7 @@ TEST(strided_on_both_ends) {
     if (c.there.raw().ndim > 0 && c.there.raw().stride[0] == 0) continue;  // no place to write to
 
     Bytes fresh = noise(here.size(), 2), wanted = owned;
-    copy_views(wanted.data(), c.there, fresh.data(), c.here, 0, c.here.bytes());
+    test::copy_views(wanted.data(), c.there, fresh.data(), c.here, 0, c.here.bytes());
     CHECK_EQ(TcpSide::wait(pair.user.start(Verb::write, region, c.there, fresh.data(), c.here)), MR_OK);
     CHECK(owned == wanted);
     pair.owner.drop(region);
