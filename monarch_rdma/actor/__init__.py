@@ -21,7 +21,9 @@ procs.stop().get()
 from __future__ import annotations
 
 from .actor import Actor
+from .attach import attach, attach_to_workers, shutdown_context
 from .context import Context, context, current_actor_name, current_rank, current_size
+from .controller import get_or_spawn_controller
 from .endpoint import Accumulator, Endpoint, as_endpoint, concurrent_endpoint, endpoint, send
 from .failure import MeshFailure, SupervisionError, unhandled_fault_hook
 from .future import Future, returns_future
@@ -30,7 +32,9 @@ from .mesh import ActorMesh, HostMesh, ProcMesh, this_proc
 from .port import Channel, Port, PortReceiver
 from .remote_error import ActorError
 from .shape import Extent, Point
+from .transport import ChannelTransport, enable_transport
 from .value_mesh import ValueMesh
+from .worker_loop import run_worker_loop_forever, run_worker_loop_until_shutdown, start_worker_loop_forever
 
 __all__ = [
     "Accumulator",
@@ -39,6 +43,7 @@ __all__ = [
     "ActorMesh",
     "BootstrapCommand",
     "Channel",
+    "ChannelTransport",
     "Context",
     "Endpoint",
     "Extent",
@@ -52,6 +57,8 @@ __all__ = [
     "SupervisionError",
     "ValueMesh",
     "as_endpoint",
+    "attach",
+    "attach_to_workers",
     "concurrent_endpoint",
     "context",
     "current_actor_name",
@@ -60,8 +67,13 @@ __all__ = [
     "default_bootstrap_cmd",
     "endpoint",
     "returns_future",
+    "get_or_spawn_controller",
     "send",
+    "run_worker_loop_forever",
+    "run_worker_loop_until_shutdown",
     "this_host",
+    "shutdown_context",
+    "start_worker_loop_forever",
     "this_proc",
     "unhandled_fault_hook",
 ]

@@ -25,6 +25,7 @@ from ..errors import ConfigError, TransferTimeout
 from . import message
 from .actor import Actor
 from .context import context
+from .controller import offer_controllers
 from .endpoint import concurrent_endpoint, endpoint
 from .failure import MeshFailure, SupervisionError
 from .future import Future
@@ -352,6 +353,7 @@ def spawn_on_hosts(
     name = name or f"procs{next(_names)}"
     owner = context().actor_instance.owner_reference
     preload = ("torch",) if "torch" in sys.modules else ()
+    offer_controllers(current_proc())
     payload = seed(bootstrap)
     futures: dict[str, Future[list[str]]] = {}  # by agent
     for host, address in enumerate(hosts._chosen()):

@@ -20,6 +20,7 @@ from ..rdma.engine import Engine
 from ..rdma.names import look_up, publish
 from ..rdma.secret import Secret
 from . import rendezvous
+from .controller import offer_controllers
 from .proc import Proc
 from .worker_address import FileAddress, engine_address, parse
 
@@ -49,6 +50,7 @@ def introduce(proc: Proc) -> None:
     """Lets this process answer those who ask."""
     assert proc.hosts is not None, "introduced once it is known"
     (host,) = proc.hosts._chosen()
+    offer_controllers(proc)
     blob = json.dumps(asdict(Introduction(proc.address, host, proc.client)))
     publish(proc.engine, _NAME, blob.encode())
 

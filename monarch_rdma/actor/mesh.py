@@ -21,7 +21,7 @@ from .reply import GatherReply
 from .route import PATIENCE, Route
 from .shape import Extent, MeshTrait, Region
 
-__all__ = ["ActorMesh", "HostMesh", "ProcMesh", "this_proc"]
+__all__ = ["ActorMesh", "HostMesh", "ProcMesh", "check_class", "this_proc"]
 
 T = TypeVar("T")
 
@@ -134,7 +134,7 @@ class ProcMesh(_ProcessMesh):
         Messages may be sent at once too. Raises ConfigError where the class cannot be spawned, TypeError where it
         cannot be pickled.
         """
-        _check_class(name, Class)
+        check_class(name, Class)
         if self._is_stopped:
             raise ConfigError(f"{self!r} has been stopped; nothing can be spawned there")
         proc, number = current_proc(), current_proc().random_number()
@@ -286,7 +286,7 @@ def this_proc() -> ProcMesh:
 _RESERVED = frozenset(name for name in dir(ActorMesh) if not name.startswith("__"))
 
 
-def _check_class(name: str, cls: Any) -> None:
+def check_class(name: str, cls: Any) -> None:
     if not isinstance(name, str) or not name:
         raise ConfigError(f"name is {name!r}, but must be a string that is not empty")
     if not isinstance(cls, type) or not issubclass(cls, Actor):

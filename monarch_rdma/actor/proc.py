@@ -39,12 +39,12 @@ from .tree import on_cast
 if TYPE_CHECKING:
     from .mesh import HostMesh
 
-__all__ = ["Proc", "close_current", "current_proc", "name_of"]
+__all__ = ["Proc", "close_current", "current_proc", "existing_proc", "name_of"]
 
 _log = logging.getLogger("monarch_rdma.actor")
 
 AGENT = 1  # the number of each process's agent
-_FIRST_PORT = 16
+_numbers = itertools.count(16)  # also across a close: a late answer must not meet another call
 _UNWATCH_AFTER = 10.0  # seconds without anything pending
 _REPLY_TIMEOUT = 60.0  # seconds that the receiver of an answer may take no frames
 
@@ -103,7 +103,6 @@ class Proc:
         self._watched: set[str] = set()
         self._lost: dict[str, SupervisionError] = {}
         self._routes: weakref.WeakValueDictionary[tuple[str, int], Route] = weakref.WeakValueDictionary()
-        self._numbers = itertools.count(_FIRST_PORT)
         self._inbox = Inbox(engine)
         self._wake = Stop()
         self.timers = Timers(self._wake.set)
@@ -123,7 +122,7 @@ class Proc:
     def register(self, receiver: Receiver, number: int | None = None) -> int:
         """Makes `receiver` reachable; its number."""
         if number is None:
-            number = next(self._numbers)
+            number = next(_numbers)
         self.receivers[number] = receiver
         return number
 
@@ -411,3 +410,8 @@ def _after_fork_in_child() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 atexit.register(close_current)
+def existing_proc() -> Proc | None:
+    """This process's, if it takes part already."""
+    return _current
+
+

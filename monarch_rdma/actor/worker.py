@@ -7,8 +7,8 @@ import os
 import pickle
 import signal
 import sys
-import threading
 from collections.abc import Callable
+from queue import SimpleQueue
 from typing import Any
 
 from .. import config
@@ -24,7 +24,7 @@ __all__ = ["leave", "main", "planted", "seed", "serve"]
 _log = logging.getLogger("monarch_rdma.actor")
 _OWN_OPTIONS = frozenset({"name", "secret_file", "secret_fd", "port_min", "port_max"})  # of one process alone
 _HOST_OPTIONS = ("listen_host", "advertise_host", "ip_family")  # of all processes of a host
-_finished = threading.Event()
+_endings: SimpleQueue[str] = SimpleQueue()  # reasons to end; a signal handler may put one in at any moment
 
 
 def seed(bootstrap: Callable[[], Any] | None) -> bytes:
@@ -68,8 +68,9 @@ def main(payload: bytes, fds: list[int]) -> int:
 
 def serve() -> None:
     """Blocks until `leave`, then ends this process's actors and its engine."""
-    _finished.wait()
-    _finished.clear()
+    _log.debug("the process ends: %s", _endings.get())
+    while not _endings.empty():
+        _endings.get()
     close_current()
     default_engine().close()
 
@@ -104,5 +105,4 @@ class _Lifeline:
 
 def leave(reason: str) -> None:
     """Ends this process soon: its actors first, with their `__cleanup__`."""
-    _log.debug("the process ends: %s", reason)
-    _finished.set()
+    _endings.put(reason)
