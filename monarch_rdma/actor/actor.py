@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from typing import Any
+from typing import Any, ClassVar
 
 from .context import context
 from .future import Future, done_future
@@ -21,6 +21,9 @@ class Actor:
     failed (true: handled; false or absent: this actor fails too); `__cleanup__(error)` runs at its end, with None for a
     stop that was asked for.
     """
+
+    accept_codec: ClassVar[str] = "pickle"
+    """"safe" refuses calls whose arguments are pickles: callers use `endpoint.options(codec="safe")`."""
 
     @property
     def logger(self) -> logging.Logger:

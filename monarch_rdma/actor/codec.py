@@ -20,7 +20,7 @@ from ..rdma.engine import Engine
 from .content import Content
 from .frame import FRAMED_PICKLE, FRAMED_SAFE, MAX_PAYLOAD, Frame, write_frame
 
-__all__ = ["CODECS", "Incoming", "Outgoing", "encode", "encode_call"]
+__all__ = ["CODECS", "Incoming", "Outgoing", "encode", "encode_call", "is_pickled"]
 
 CODECS = ("pickle", "safe")
 _PICKLE, _SAFE = 0x80, 0x02  # first bytes of bodies that are one stream
@@ -168,6 +168,11 @@ def encode(value: Any, *, codec: str = "pickle", view: bool = False, engine: Eng
 
         return _outgoing(FRAMED_SAFE, bytes((_SAFE,)), encode_safe(value), view, engine)
     raise ConfigError(f"codec is {codec!r}, but must be one of {', '.join(map(repr, CODECS))}")
+
+
+def is_pickled(body: bytes | memoryview) -> bool:
+    """Whether loading this body would unpickle."""
+    return bool(body) and body[0] in (_PICKLE, FRAMED_PICKLE)
 
 
 _NO_ARGUMENTS = Outgoing(_dumps(((), {}), 5))

@@ -253,6 +253,10 @@ class Endpoint(Generic[R]):
         if waiting is not None and timeout is not None:
             waiting.expire_at(deadline, timeout)
         flags = message.PORT if self._property.explicit_response_port else 0
+        if options.codec == "safe":
+            flags |= message.SAFE
+        if waiting is not None:
+            waiting.accept = options.codec
         cast(proc, routes, outgoing, self._name, self._mesh._extent_bytes, waiting, deadline, first_rank, flags, reply)
 
 

@@ -73,23 +73,26 @@ class MeshFailure:
         return self.report()
 
 
-def encode_failure(error: BaseException, actor: str = "", frame: Frame | None = None) -> Outgoing:
+def encode_failure(
+    error: BaseException, actor: str = "", frame: Frame | None = None, codec: str = "pickle"
+) -> Outgoing:
     """What goes back in place of a value. `actor` and `frame`: whose exception it is; without, it is the library's."""
     if not actor and isinstance(error, SupervisionError):
-        return encode(("supervision", str(error), error.endpoint))
+        return encode(("supervision", str(error), error.endpoint), codec=codec)
     if not actor:  # sent on purpose, through a port: it is raised as it is
         return encode(("sent", *RemoteError.pack(error, actor="").to_tuple()))
     rank = frame.rank if frame is not None and frame.extent else None
     endpoint = frame.method.decode() if frame is not None else None
-    return encode(("actor", *RemoteError.pack(error, actor=actor, rank=rank, endpoint=endpoint).to_tuple()))
+    packed = RemoteError.pack(error, actor=actor, rank=rank, endpoint=endpoint, as_text=codec == "safe")
+    return encode(("actor", *packed.to_tuple()), codec=codec)
 
 
-def decode_failure(value: Any) -> BaseException:
-    """The exception to raise where the value was wanted."""
+def decode_failure(value: Any, accept: str = "pickle") -> BaseException:
+    """The exception to raise where the value was wanted. `accept`: "safe" takes its text alone."""
     if isinstance(value, tuple) and value[:1] == ("actor",):
-        return RemoteError.from_tuple(value[1:]).unpack()
+        return RemoteError.from_tuple(value[1:]).unpack(as_text=accept == "safe")
     if isinstance(value, tuple) and value[:1] == ("sent",):
-        return RemoteError.from_tuple(value[1:]).unpack().exception
+        return RemoteError.from_tuple(value[1:]).unpack(as_text=accept == "safe").exception
     if isinstance(value, tuple) and len(value) == 3 and value[0] == "supervision":
         return SupervisionError(str(value[1]), value[2])
     raise ProtocolError(f"a failure is malformed: {value!r:.200}")

@@ -49,13 +49,14 @@ class Fetcher:
         while (item := self._queue.get()) is not None:
             try:
                 if isinstance(item, Frame):
-                    self._fetch(item)
+                    self.fetch_now(item)
                 else:
                     item()
             except Exception:  # one message must not end the others
                 _log.exception("a large message could not be dealt with")
 
-    def _fetch(self, frame: Frame) -> None:
+    def fetch_now(self, frame: Frame) -> None:
+        """The same in this thread."""
         assert frame.fetched is not None, "made by who queued it"
         flags = 0
         try:

@@ -16,7 +16,8 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from . import message
+from . import breakpoints, message
+from .actor import Actor
 from .codec import encode
 from .context import Context, running
 from .endpoint import EndpointProperty, endpoints_of
@@ -43,7 +44,7 @@ _CLEANUP_TIMEOUT = 3.0  # seconds
 class Birth:
     """The first message of an actor: what to make, for whom."""
 
-    cls: type
+    cls: type[Actor]
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     name: str
@@ -66,7 +67,7 @@ class Instance:
     def __init__(self, proc: Proc, number: int) -> None:
         self._proc = proc
         self._number = number
-        self._mailbox = Mailbox(proc.fetcher)
+        self._mailbox = Mailbox(proc)
         self._popped: Counter[str] = Counter()  # by process, since the last credit
         self._current: Frame | None = None
         self._since = 0.0  # when it began
@@ -77,6 +78,7 @@ class Instance:
         self._birth: Birth | None = None
         self._rank: Point | None = None
         self._endpoints: dict[str, EndpointProperty] = {}
+        self._accept = "pickle"
         self._aborted: BaseException | None = None
         self._last: Frame | None = None  # the stop that waits for its answer
         self._ended: str | None = None
@@ -163,6 +165,15 @@ class Instance:
             "concurrent": len(self._tasks),
         }
 
+    def tasks(self) -> list[tuple[asyncio.Task[Any], str | None]]:
+        """Those of its event loop, each with the method of the message that it works on."""
+        if self._loop is None:
+            return []
+        methods = {task: frame.method.decode() for task, frame in self._tasks.copy().items()}
+        if self._driver is not None and (current := self._current) is not None:
+            methods[self._driver] = current.method.decode()
+        return [(task, methods.get(task)) for task in asyncio.all_tasks(self._loop)]
+
     # --- frames come in, on any thread
 
     def on_frame(self, frame: Frame) -> None:
@@ -185,6 +196,7 @@ class Instance:
         for call in (self._mailbox.find(frame.address, frame.reply), self._current, *self._tasks.copy().values()):
             if call is not None and call.reply == frame.reply and call.address == frame.address:
                 call.is_cancelled = True
+                breakpoints.on_cancelled(call)
                 if self._loop is not None:
                     self._loop.call_soon_threadsafe(self._cancel_running, call)
                 return
@@ -229,6 +241,7 @@ class Instance:
             raise self._stillborn(first, error) from error
         self._thread.name = f"{self.name}[{self._rank.rank}]"
         self._endpoints = dict(endpoints_of(self._birth.cls))
+        self._accept = self._birth.cls.accept_codec
 
     def _be_born(self, first: Frame) -> None:
         birth = self._birth
@@ -385,6 +398,7 @@ class Instance:
         if frame.kind == message.FAILURE:
             return self._supervise(self.owned.seen_by_owner(frame.load()))
         method = self._method(frame.method.decode())
+        frame.accept = self._accept
         args, kwargs = frame.load()
         if frame.flags & message.PORT:
             return method(self._actor, ResponsePort(self._proc, frame), *args, **kwargs)
@@ -437,11 +451,11 @@ class Instance:
         """None, or the end of the answer's large parts being read; until then they must not change."""
         if not frame.reply:
             return None
-        return self._proc.start_reply(frame.address, frame.reply, frame.rank, encode(value))
+        return self._proc.start_reply(frame.address, frame.reply, frame.rank, encode(value, codec=frame.codec))
 
     def _answer_failure(self, frame: Frame, error: BaseException) -> None:
         if frame.reply:
-            outgoing = encode_failure(error, self.name, frame)
+            outgoing = encode_failure(error, self.name, frame, frame.codec)
             self._proc.reply(frame.address, frame.reply, frame.rank, outgoing, message.FAILED)
 
 

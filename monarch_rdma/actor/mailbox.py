@@ -12,14 +12,17 @@ from typing import TYPE_CHECKING
 
 from .. import config
 from ..errors import ProtocolError
+from ..rdma.messages import Stop
 from . import message
 from .future import Future
 from .message import Frame
 
 if TYPE_CHECKING:
-    from .fetcher import Fetcher
+    from .proc import Proc
 
 __all__ = ["Mailbox"]
+
+_FETCHED_BY_ACTOR = 4 << 20  # bytes; more would hold its event loop up
 
 
 class Mailbox:
@@ -29,8 +32,10 @@ class Mailbox:
     their sender, who waits.
     """
 
-    def __init__(self, fetcher: Fetcher) -> None:
-        self._fetcher = fetcher
+    def __init__(self, proc: Proc) -> None:
+        self._proc = proc
+        self._fetcher = proc.fetcher
+        self._stop = Stop()
         self._urgent: deque[Frame] = deque()
         self._queue: deque[Frame] = deque()
         self._sleeper: list[Callable[[], object]] = []  # who wakes the actor's thread, while it sleeps
@@ -39,7 +44,8 @@ class Mailbox:
         self._budget = int(config.get("mailbox_bytes"))
         self._held = 0  # fetched bytes
         self._deferred: deque[Frame] = deque()
-        self._lock = threading.Lock()  # of the two above
+        self._left_to_actor: Frame | None = None
+        self._lock = threading.Lock()  # of the three above
 
     def __len__(self) -> int:
         return len(self._queue)
@@ -60,12 +66,22 @@ class Mailbox:
             frame = self.poll()
             if frame is not None:
                 return frame
-            self._sleeper.append(self._gate.release)
-            if self._urgent or self._queue:  # came meanwhile: nobody need wake us, unless somebody does already
-                with contextlib.suppress(ValueError):
-                    self._sleeper.remove(self._gate.release)
-                    continue
-            self._gate.acquire()
+            self._sleep()
+
+    def _sleep(self) -> None:
+        """Until there is a frame. Receives for the process meanwhile, where no other thread does."""
+        self._stop.clear()
+        self._sleeper.append(self._stop.set)
+        if not (self._urgent or self._queue) and self._proc.receive_until(self._stop):
+            return
+        with contextlib.suppress(ValueError):
+            self._sleeper.remove(self._stop.set)
+        self._sleeper.append(self._gate.release)
+        if self._urgent or self._queue:  # came meanwhile: nobody need wake us, unless somebody does already
+            with contextlib.suppress(ValueError):
+                self._sleeper.remove(self._gate.release)
+                return
+        self._gate.acquire()
 
     async def next_async(self) -> Frame:
         """The same on an event loop."""
@@ -115,11 +131,15 @@ class Mailbox:
                 self._deferred.append(frame)
                 return
             self._held += size
+            if self._sleeper and not self._queue and size <= _FETCHED_BY_ACTOR:
+                self._left_to_actor = frame  # it has nothing else to do, and this saves a hop
+                return
         self._fetcher.fetch(frame)
 
     def _release(self, frame: Frame) -> None:
         start = []
         with self._lock:
+            is_left, self._left_to_actor = self._left_to_actor is frame, None
             if frame in self._deferred:  # it is its turn, whatever it needs
                 self._deferred.remove(frame)
                 start.append(frame)
@@ -133,6 +153,8 @@ class Mailbox:
                 start.append(self._deferred.popleft())
         for waiting in start:
             self._fetcher.fetch(waiting)
+        if is_left:
+            self._fetcher.fetch_now(frame)
 
 
 def _end(waiter: asyncio.Future[None]) -> None:

@@ -23,7 +23,7 @@ from .shape import Extent, MeshTrait, Region
 
 __all__ = ["ActorMesh", "HostMesh", "ProcMesh", "check_class", "this_proc"]
 
-T = TypeVar("T")
+T = TypeVar("T", bound=Actor)
 
 
 class _ProcessMesh(MeshTrait):

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import ProtocolError
-from .codec import Incoming
+from .codec import Incoming, is_pickled
 from .future import Future
 from .shape import Extent, Point
 
@@ -28,6 +28,7 @@ __all__ = [
     "LARGE",
     "NEW",
     "PORT",
+    "SAFE",
     "SEND",
     "STOP",
     "TAKEN",
@@ -50,6 +51,7 @@ FAILED = 1  # SEND: the value is an exception. TAKEN: the buffers could not be r
 LARGE = 2  # the body names memory of the sender; it waits for TAKEN of transmission `origin`
 STOP = 4  # CALL: the last one; the actor ends after it
 NEW = 8  # CALL: the first one; makes the actor
+SAFE = 32  # CALL: the answer must not be a pickle
 PORT = 16  # CALL: the method answers through its first argument, a port
 
 _HEADER = struct.Struct("<BBHHxxIQQQ")  # kind, flags, length of method and of extent, rank, target, reply, origin
@@ -86,8 +88,14 @@ class Frame:
     body: memoryview
     address: str
     is_cancelled: bool = False
+    accept: str = "pickle"  # or "safe": the body must not be a pickle
     fetched: Future[None] | None = None  # of a LARGE frame: when its buffers are here
     _incoming: Incoming | None = None
+
+    @property
+    def codec(self) -> str:
+        """How to encode the answer to this call."""
+        return "safe" if self.flags & SAFE else "pickle"
 
     @property
     def incoming(self) -> Incoming:
@@ -98,7 +106,12 @@ class Frame:
         return incoming
 
     def load(self) -> Any:
-        """The value in the body; of a LARGE frame, once it is fetched. Runs users' code."""
+        """The value in the body; of a LARGE frame, once it is fetched. Runs users' code.
+
+        Raises ProtocolError for a pickle that is not accepted, and what unpickling raises.
+        """
+        if self.accept == "safe" and is_pickled(self.body):
+            raise ProtocolError(f"a pickle came from {self.address}, but only codec='safe' is accepted here")
         return self.incoming.load()
 
 

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from .. import config
 from ..errors import ConfigError, PeerLost, RdmaError, TransferTimeout
 from ..rdma.engine import Engine, default_engine
-from ..rdma.messages import Inbox, Stop, send
+from ..rdma.messages import Inbox, Incoming, Stop, send
 from . import message
 from .codec import Outgoing, encode
 from .context import ROOT, Context, Root
@@ -105,6 +105,7 @@ class Proc:
         self._routes: weakref.WeakValueDictionary[tuple[str, int], Route] = weakref.WeakValueDictionary()
         self._inbox = Inbox(engine)
         self._wake = Stop()
+        self._helping = threading.Lock()
         self.timers = Timers(self._wake.set)
         self.fetcher = Fetcher(self)
         self._closing = False
@@ -226,14 +227,33 @@ class Proc:
             except ConfigError:
                 return  # the engine was closed
             self._wake.clear()
-            for kind, sender, data in batch:
-                try:
-                    if kind:
-                        self._on_lost(sender, bytes(data).decode("utf-8", "replace"))
-                    else:
-                        self.on_frame(message.unpack(memoryview(data), sender))
-                except Exception:  # one bad frame of a member must not end the others' messages
-                    _log.exception("a frame from %s could not be handled", sender)
+            self._hand_out(batch)
+
+    def receive_until(self, stop: Stop) -> bool:
+        """For a thread of ours that has nothing else to do: receives in the receiving thread's stead until `stop` is
+        set, which saves a message for this thread a hop. False where another thread does so already, and after
+        messages that were all for others: then whoever is idle next had better do it.
+        """
+        if not self._helping.acquire(False):
+            return False
+        try:
+            self._hand_out(self._inbox.take(None, stop))
+            return stop.is_set()
+        except ConfigError:  # the engine was closed
+            return False
+        finally:
+            self._inbox.done()
+            self._helping.release()
+
+    def _hand_out(self, batch: list[Incoming]) -> None:
+        for kind, sender, data in batch:
+            try:
+                if kind:
+                    self._on_lost(sender, bytes(data).decode("utf-8", "replace"))
+                else:
+                    self.on_frame(message.unpack(memoryview(data), sender))
+            except Exception:  # one bad frame of a member must not end the others' messages
+                _log.exception("a frame from %s could not be handled", sender)
 
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == message.CAST:
@@ -286,7 +306,8 @@ class Proc:
             self.credit(frame.address, frame.target, 1)
             if frame.reply:
                 error = SupervisionError(why, frame.method.decode())
-                self.reply(frame.address, frame.reply, frame.rank, encode_failure(error), message.FAILED)
+                failure = encode_failure(error, codec=frame.codec)
+                self.reply(frame.address, frame.reply, frame.rank, failure, message.FAILED)
 
     def reply(self, address: str, number: int, rank: int, outgoing: Outgoing, flags: int = 0) -> None:
         """Sends a value to a port; waits until large parts of it are taken."""
@@ -331,8 +352,10 @@ class Proc:
 
     def end_actors(self) -> None:
         """Stops the actors of this process, `__cleanup__` included, those that were made last first."""
+        from . import breakpoints
         from .instance import Instance
 
+        breakpoints.close_all(self)
         actors = [receiver for receiver in list(self.receivers.values()) if isinstance(receiver, Instance)]
         deadline = time.monotonic() + float(config.get("cleanup_timeout"))
         for actor in reversed(actors):
@@ -392,6 +415,11 @@ def _make_current() -> Proc:
         return _current
 
 
+def existing_proc() -> Proc | None:
+    """This process's, if it takes part already."""
+    return _current
+
+
 def close_current() -> None:
     """Ends this process's part in the actor layer, its actors first; does nothing where it has none."""
     global _current
@@ -410,8 +438,3 @@ def _after_fork_in_child() -> None:
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
 atexit.register(close_current)
-def existing_proc() -> Proc | None:
-    """This process's, if it takes part already."""
-    return _current
-
-

@@ -22,8 +22,9 @@ if TYPE_CHECKING:
 __all__ = ["GatherReply", "SingleReply", "StreamReply", "Waiting", "deliver"]
 
 
-def deliver(proc: Proc, frame: Frame, future: Future[Any]) -> None:
+def deliver(proc: Proc, frame: Frame, future: Future[Any], accept: str = "pickle") -> None:
     """Ends `future` with the value or the failure in `frame`, once its large buffers are here."""
+    frame.accept = accept
     if not frame.flags & message.LARGE:
         future.set_loader(partial(_load, frame))
         return
@@ -40,7 +41,7 @@ def deliver(proc: Proc, frame: Frame, future: Future[Any]) -> None:
 
 def _load(frame: Frame) -> Any:
     if frame.flags & message.FAILED:
-        raise decode_failure(frame.load())
+        raise decode_failure(frame.load(), frame.accept)
     return frame.load()
 
 
@@ -57,6 +58,7 @@ class Waiting:
         self.routes = routes
         self.what = what
         self.timeout: float | None = None
+        self.accept = "pickle"  # or "safe"
         self.number = proc.register(self)
         for route in routes:
             proc.expect(self.number, route.address)
@@ -109,7 +111,7 @@ class SingleReply(Waiting):
 
     def on_frame(self, frame: Frame) -> None:
         if self.finish():
-            deliver(self.proc, frame, self.future)
+            deliver(self.proc, frame, self.future, self.accept)
         else:
             self.proc.refuse(frame, self.what)
 
@@ -131,7 +133,7 @@ class StreamReply(Waiting):
         return iter(self._futures)
 
     def on_frame(self, frame: Frame) -> None:
-        self._end(frame.rank, lambda future: deliver(self.proc, frame, future), frame)
+        self._end(frame.rank, lambda future: deliver(self.proc, frame, future, self.accept), frame)
 
     def on_failed(self, rank: int, error: BaseException) -> None:
         self._end(rank, lambda future: future.set_error(error), None)
@@ -170,11 +172,11 @@ class GatherReply(Waiting):
             self.proc.refuse(frame, self.what)
         elif frame.flags & message.FAILED and not self._or_lost:
             self.finish()
-            deliver(self.proc, frame, self.future)
+            deliver(self.proc, frame, self.future, self.accept)
         else:
             part = self._parts[frame.rank]
             part.add_callback(self._arrived)
-            deliver(self.proc, frame, part)
+            deliver(self.proc, frame, part, self.accept)
 
     def on_failed(self, rank: int, error: BaseException) -> None:
         part = self._parts[rank]
