@@ -34,6 +34,7 @@ __all__ = [
     "get",
     "get_global_config",
     "get_runtime_config",
+    "python_breakpoint",
     "runtime_directory",
 ]
 
@@ -178,7 +179,14 @@ OPTIONS: dict[str, Option] = {
             engine=False,
         ),
         Option(
-            "runtime_dir", str, "", 'Where secrets of `listen` are kept; "" = $XDG_RUNTIME_DIR or /tmp.', engine=False
+            "pyspy_bin", str, "", 'The py-spy to use; "" = the one beside this Python, or on the path.', engine=False
+        ),
+        Option(
+            "runtime_dir",
+            str,
+            "",
+            'Where private files of programs are kept; "" = $XDG_RUNTIME_DIR or /tmp.',
+            engine=False,
         ),
     )
 }
@@ -334,6 +342,11 @@ def runtime_directory() -> str:
     import tempfile
 
     return str(get("runtime_dir")) or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+
+
+def python_breakpoint() -> str:
+    """What the user wants `breakpoint()` to do, in the variable of Python itself; "" leaves it to us."""
+    return os.environ.get("PYTHONBREAKPOINT", "")
 
 
 def _to_bool(value: object) -> Value | None:

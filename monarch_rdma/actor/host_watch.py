@@ -42,6 +42,12 @@ class HostWatch:
                 self._spawned[address] = _Spawned(agent, mesh, rank, owner)
         self._proc.expect(self._number, agent)
 
+    @property
+    def agents(self) -> set[str]:
+        """Those of the hosts where they run."""
+        with self._lock:
+            return {spawned.agent for spawned in self._spawned.values()}
+
     def discard(self, addresses: Sequence[str]) -> None:
         """They are being stopped."""
         with self._lock:

@@ -68,6 +68,11 @@ class Port(Generic[R]):
     def number(self) -> int:
         return self._number
 
+    @property
+    def address(self) -> str:
+        """Of the process that receives."""
+        return self._address
+
     def expect_from(self, proc: Proc, routes: Sequence[Route]) -> None:
         """The actors at these routes will be told to answer here; their processes may die."""
         if self._address != proc.address:
