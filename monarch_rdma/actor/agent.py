@@ -1,22 +1,20 @@
-"""Each worker process's agent: ends it, and says what goes on in it."""
+"""Each process's agent: ends it, and says what goes on in it."""
 
 from __future__ import annotations
 
 import logging
-import os
-import time
 from typing import Any
 
+from . import breakpoints, inspection
 from .actor import Actor
 from .endpoint import endpoint
-from .instance import Instance
-from .proc import current_proc
+from .port import Port
 
 __all__ = ["ProcAgent"]
 
 
 class ProcAgent(Actor):
-    """Under the number that everyone knows, in every worker process."""
+    """Under the number that everyone knows, in every worker process, and in programs that have actors."""
 
     @endpoint
     def leave(self, reason: str) -> None:
@@ -31,16 +29,24 @@ class ProcAgent(Actor):
 
     @endpoint
     def status(self) -> dict[str, Any]:
-        """What each actor does: mailbox depth, the message at hand and its age in seconds."""
-        return status()
+        """See inspection.py."""
+        return inspection.status()
 
+    @endpoint
+    def stacks(self) -> dict[str, Any]:
+        """See inspection.py."""
+        return inspection.stacks()
 
-def status() -> dict[str, Any]:
-    proc, now = current_proc(), time.monotonic()
-    actors = [receiver for receiver in list(proc.receivers.values()) if isinstance(receiver, Instance)]
-    return {
-        "process": proc.name,
-        "pid": os.getpid(),
-        "address": proc.address,
-        "actors": [actor.describe(now) for actor in actors],
-    }
+    # For debuggers: `session` is a number that `status` tells under "breakpoints". See breakpoints.py.
+
+    @endpoint
+    def debugger_attach(self, session: int, port: Port[tuple[str, str]], who: str) -> dict[str, Any]:
+        return breakpoints.session(session).attach(port, who)
+
+    @endpoint
+    def debugger_enter(self, session: int, line: str) -> None:
+        breakpoints.session(session).enter(line)
+
+    @endpoint
+    def debugger_detach(self, session: int) -> None:
+        breakpoints.session(session).detach()

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ..errors import ConfigError
 from .actor import Actor
@@ -13,12 +12,9 @@ from .endpoint import concurrent_endpoint
 from .failure import MeshFailure
 from .future import Future
 from .mesh import ActorMesh, ProcMesh, check_class, this_proc
+from .on_demand import offer
 from .proc import Proc, current_proc
 from .shape import Extent
-
-if TYPE_CHECKING:
-    from .failure import SupervisionError
-    from .message import Frame
 
 __all__ = ["get_or_spawn_controller", "offer_controllers"]
 
@@ -46,26 +42,8 @@ def get_or_spawn_controller(name: str, Class: type[T], *args: Any, **kwargs: Any
 
 def offer_controllers(proc: Proc) -> None:
     """Lets other processes ask this one, where it is the job's client. Idempotent."""
-    if proc.client == proc.address and CONTROLLERS not in proc.receivers:
-        proc.register(_OnDemand(proc), CONTROLLERS)
-
-
-class _OnDemand:
-    """Stands for the controllers' actor until it is needed: most programs do without, and without its thread."""
-
-    def __init__(self, proc: Proc) -> None:
-        self._proc = proc
-        self._lock = threading.Lock()
-
-    def on_frame(self, frame: Frame) -> None:
-        with self._lock:
-            if self._proc.receivers.get(CONTROLLERS) is self:
-                self._proc.forget(CONTROLLERS)
-                self._proc.start_local(CONTROLLERS, Controllers, "controllers")
-        self._proc.receivers[CONTROLLERS].on_frame(frame)
-
-    def on_lost(self, address: str, error: SupervisionError) -> None:
-        """Waits for nobody."""
+    if proc.client == proc.address:
+        offer(proc, CONTROLLERS, Controllers, "controllers")
 
 
 @dataclass

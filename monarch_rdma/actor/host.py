@@ -35,7 +35,10 @@ from .logs import LogPrinter
 from .mesh import HostMesh, ProcMesh
 from .message import Frame
 from .owners import Owners
+from .port import Port
 from .proc import AGENT, Proc, current_proc, name_of
+from .process_facts import facts_of
+from .registry import announce
 from .shape import Extent, Point
 from .worker import leave, planted, seed
 
@@ -204,6 +207,27 @@ class HostAgent(Actor):
         if self._ends_at_shutdown:
             leave(reason)
 
+    @concurrent_endpoint
+    async def processes(self) -> list[dict[str, Any]]:
+        """Those that were started here and live, with what the kernel tells of them."""
+        with self._lock:
+            children = list(self._children.items())
+        return [
+            {"process": child.started.name, "address": address, "facts": facts_of(child.started.pid)}
+            for address, child in children
+        ]
+
+    @endpoint(explicit_response_port=True)
+    def dump(self, port: Port[list[dict[str, Any]]], pid: int) -> None:
+        """The Python stacks of a process of this host, by py-spy: `inspection.stacks` has the form. Fails with
+        ConfigError where it cannot be had.
+        """
+        with self._lock:
+            ours = {os.getpid(), *(child.started.pid for child in self._children.values())}
+        if pid not in ours:
+            raise ConfigError(f"process {pid} is none of this host's agent")
+        threading.Thread(target=_dump, args=(port, pid), name="monarch_rdma-py-spy", daemon=True).start()
+
     @endpoint
     def logging_option(self, addresses: list[str], shown: bool, window: float | None, level: int) -> None:
         with self._lock:
@@ -295,6 +319,15 @@ class HostAgent(Actor):
     def _on_lines(self, process: Started, stream: str, lines: list[str]) -> None:
         if process.name not in self._hidden:
             self._printer.add(process.name, stream, lines)
+
+
+def _dump(port: Port[list[dict[str, Any]]], pid: int) -> None:
+    from . import py_spy
+
+    try:
+        port.send(py_spy.dump(pid))
+    except ConfigError as error:
+        port.exception(error)
 
 
 async def _aside(function: Callable[..., T], *args: Any) -> T:
@@ -443,3 +476,4 @@ def start_agent(proc: Proc, *, ends_at_shutdown: bool = False) -> None:
     proc.start_local(HOST, HostAgent, "host", ends_at_shutdown)
     proc.hosts = host
     introduce(proc)
+    announce(proc)

@@ -17,6 +17,7 @@ from .endpoint import Endpoint, NotAnEndpoint, endpoints_of
 from .future import Future, done_future
 from .instance import Birth
 from .proc import current_proc, name_of
+from .registry import announce
 from .reply import GatherReply
 from .route import PATIENCE, Route
 from .shape import Extent, MeshTrait, Region
@@ -135,6 +136,7 @@ class ProcMesh(_ProcessMesh):
         cannot be pickled.
         """
         check_class(name, Class)
+        announce(current_proc())
         if self._is_stopped:
             raise ConfigError(f"{self!r} has been stopped; nothing can be spawned there")
         proc, number = current_proc(), current_proc().random_number()

@@ -277,7 +277,10 @@ class Proc:
         from .instance import Birth
 
         birth = Birth(cls, args, {}, name, (self.address, ROOT), "<root>", None)
-        self.post(self.address, message.pack(message.CALL, number, flags=message.NEW), encode(birth).body)
+        head = message.pack(message.CALL, number, flags=message.NEW)
+        actor = self.new_actor(number)
+        actor.on_frame(message.unpack(memoryview(head + encode(birth).body), self.address))
+        self.receivers[number] = actor  # from now on others' messages get there
 
     def at_close(self, action: Callable[[], None]) -> None:
         self._at_close.append(action)

@@ -8,17 +8,25 @@ variable, and goes with the program.
 from __future__ import annotations
 
 import json
+import logging
 import os
 import sys
 import time
 from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import ConfigError
 from ..rdma.private_files import PrivateFile, living
 from ..rdma.secret import Secret
+from . import breakpoints
+from .on_demand import offer
 
-__all__ = ["Entry", "Program", "choose", "programs"]
+if TYPE_CHECKING:
+    from .proc import Proc
 
+__all__ = ["Entry", "Program", "announce", "choose", "programs"]
+
+_log = logging.getLogger("monarch_rdma.actor")
 _SUFFIX = ".program"
 
 
@@ -73,6 +81,22 @@ def _private_copy(secret: Secret) -> int:
     os.set_inheritable(fd, False)
     os.fchmod(fd, 0o600)
     return fd
+
+
+def announce(proc: Proc) -> None:
+    """Lets commands of this user find the program, and ask it. Does nothing in a worker, which is found through its
+    host, nor the second time.
+    """
+    from .agent import ProcAgent
+    from .proc import AGENT
+
+    if not offer(proc, AGENT, ProcAgent, "agent"):
+        return
+    breakpoints.install(proc)
+    try:
+        proc.at_close(Entry(proc.address, proc.engine.secret).close)
+    except (ConfigError, OSError) as error:
+        _log.warning("the monarch-rdma command will not find this program: %s", error)
 
 
 def programs() -> list[Program]:

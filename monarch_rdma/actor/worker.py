@@ -14,7 +14,7 @@ from typing import Any
 from .. import config
 from ..rdma.engine import adopt_secret, default_engine
 from ..rdma.secret import Secret
-from . import message
+from . import breakpoints, message
 from .failure import SupervisionError
 from .message import Frame
 from .proc import AGENT, Proc, close_current, current_proc
@@ -90,6 +90,7 @@ def _join(proc: Proc, agent: str) -> None:
     proc.hosts = HostMesh("host", [agent], Extent([], []).region)
     introduce(proc)
     proc.start_local(AGENT, ProcAgent, "agent")
+    breakpoints.install(proc)
     proc.expect(proc.register(_Lifeline()), agent)
 
 
