@@ -35,7 +35,6 @@ from .logs import LogPrinter
 from .mesh import HostMesh, ProcMesh
 from .message import Frame
 from .owners import Owners
-from .port import Port
 from .proc import AGENT, Proc, current_proc, name_of
 from .process_facts import facts_of
 from .registry import announce
@@ -217,16 +216,16 @@ class HostAgent(Actor):
             for address, child in children
         ]
 
-    @endpoint(explicit_response_port=True)
-    def dump(self, port: Port[list[dict[str, Any]]], pid: int) -> None:
-        """The Python stacks of a process of this host, by py-spy: `inspection.stacks` has the form. Fails with
-        ConfigError where it cannot be had.
-        """
+    @concurrent_endpoint
+    async def dump(self, pid: int) -> list[dict[str, Any]]:
+        """The Python stacks of one of these processes, or of ours, by py-spy; ConfigError where they cannot be had."""
+        from . import py_spy
+
         with self._lock:
             ours = {os.getpid(), *(child.started.pid for child in self._children.values())}
         if pid not in ours:
-            raise ConfigError(f"process {pid} is none of this host's agent")
-        threading.Thread(target=_dump, args=(port, pid), name="monarch_rdma-py-spy", daemon=True).start()
+            raise ConfigError(f"process {pid} was not started by this host's agent")
+        return await _aside(py_spy.dump, pid)
 
     @endpoint
     def logging_option(self, addresses: list[str], shown: bool, window: float | None, level: int) -> None:
@@ -319,15 +318,6 @@ class HostAgent(Actor):
     def _on_lines(self, process: Started, stream: str, lines: list[str]) -> None:
         if process.name not in self._hidden:
             self._printer.add(process.name, stream, lines)
-
-
-def _dump(port: Port[list[dict[str, Any]]], pid: int) -> None:
-    from . import py_spy
-
-    try:
-        port.send(py_spy.dump(pid))
-    except ConfigError as error:
-        port.exception(error)
 
 
 async def _aside(function: Callable[..., T], *args: Any) -> T:
