@@ -6,7 +6,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ..errors import ConfigError
@@ -92,10 +92,13 @@ class Port(Generic[R]):
         proc = current_proc()
         if not self._is_once:
             proc.route(self._address, self._number).enter(time.monotonic() + PATIENCE)
-        taken = proc.start_reply(self._address, self._number, self._rank, outgoing, flags)
+        taken = self._start(proc, outgoing, flags)
         note_holders(proc, [self._address])
         if taken is not None:
             taken.wait(None)
+
+    def _start(self, proc: Proc, outgoing: Any, flags: int) -> Future[None] | None:
+        return proc.start_send(self._address, self._number, self._rank, outgoing, flags)
 
     def __reduce__(self) -> tuple[Any, ...]:
         _pickled.ports.append(self)
@@ -118,6 +121,10 @@ class ResponsePort(Port[R]):
         super().__init__(frame.address, frame.reply, rank=frame.rank, is_once=True)
         self._proc = proc
 
+    def _start(self, proc: Proc, outgoing: Any, flags: int) -> Future[None] | None:
+        """A caller that is lost is no concern of the actor that answers."""
+        return proc.start_reply(self._address, self._number, self._rank, outgoing, flags)
+
     def __reduce__(self) -> tuple[Any, ...]:
         self._is_used = True  # by somebody else
         _pickled.ports.append(self)
@@ -137,7 +144,7 @@ def note_holders(proc: Proc, holders: Sequence[str]) -> None:
     for port in ports:
         for holder in holders:
             if holder != port._address:
-                head = message.pack(message.HOLD, port._number)
+                head = message.pack(message.HOLD, port._number, rank=port._rank)
                 proc.post_quietly(port._address, head, holder.encode())
 
 
@@ -151,33 +158,60 @@ class _Item(NamedTuple):
 
 
 class _Received(Future[Any]):
-    """What `recv` gives. Let go of without having been asked for its value, it takes none."""
+    """What `recv` gives: one in the line of those that wait for values.
 
-    __slots__ = ("_item", "_queue", "_ranked")
+    Let go of without having been asked for its value, it takes none. Nor does it after a wait that timed out or was
+    cancelled, until it is waited for again.
+    """
 
-    _item: _Item | None
+    __slots__ = ("_item", "_queue", "_ranked", "_waits")
+
+    _item: _Item | None  # given, and not asked for yet
     _queue: _Queue
     _ranked: bool
+    _waits: int  # at the moment
 
     @classmethod
     def of(cls, queue: _Queue, ranked: bool) -> _Received:
         future = cls.pending()
         assert isinstance(future, _Received)
-        future._item, future._queue, future._ranked = None, queue, ranked
+        future._item, future._queue, future._ranked, future._waits = None, queue, ranked, 0
         return future
 
-    def give(self, item: _Item) -> None:
-        self._item = item
-        rank, part, ranked = item.rank, item.part, self._ranked
-        part.add_callback(lambda: self.set_loader(lambda: (rank, part.wait_get()) if ranked else part.wait_get()))
+    def arrived(self, part: Future[Any]) -> None:
+        """What was given to it is here. The queue's lock is held."""
+        item, ranked = self._item, self._ranked
+        if item is None or item.part is not part:
+            return  # taken back meanwhile
+        rank = item.rank
+        if not self.set_loader(lambda: (rank, part.wait_get()) if ranked else part.wait_get()):
+            self.give_back()  # cancelled meanwhile
+
+    def give_back(self) -> None:
+        item, self._item = self._item, None
+        if item is not None:
+            self._queue.put(item, first=True)
+
+    def wait(self, seconds: float | None) -> bool:
+        self._queue.begin_wait(self)
+        try:
+            return super().wait(seconds)
+        finally:
+            self._queue.end_wait(self)
+
+    def __await__(self) -> Generator[Any, None, Any]:
+        self._queue.begin_wait(self)
+        try:
+            return (yield from super().__await__())
+        finally:
+            self._queue.end_wait(self)
 
     def _outcome(self) -> Any:
         self._item = None
         return super()._outcome()
 
     def __del__(self) -> None:
-        if self._item is not None:
-            self._queue.put(self._item, first=True)
+        self.give_back()
 
 
 class _Queue:
@@ -193,19 +227,39 @@ class _Queue:
 
     def next(self, ranked: bool) -> Future[Any]:
         future = _Received.of(self, ranked)
+        self._line_up(future)
+        return future
+
+    def _line_up(self, future: _Received) -> None:
         with self._lock:
             if not self._arrived:
                 self._waiting.append(weakref.ref(future))
-                return future
+                return
             item = self._arrived.popleft()
+            future._item = item._replace(is_counted=False)
         self._hand_over(item, future)
-        return future
+
+    def begin_wait(self, future: _Received) -> None:
+        with self._lock:
+            future._waits += 1
+            if future.done() or future._item or any(waiting() is future for waiting in self._waiting):
+                return
+        self._line_up(future)
+
+    def end_wait(self, future: _Received) -> None:
+        with self._lock:
+            future._waits -= 1
+            if future._waits or future.done():
+                return
+            self._waiting = deque(waiting for waiting in self._waiting if waiting() is not future)
+            future.give_back()
 
     def put(self, item: _Item, *, first: bool = False) -> None:
         with self._lock:
             while self._waiting:
                 future = self._waiting.popleft()()
-                if future is not None:
+                if future is not None and not future.done():
+                    future._item = item._replace(is_counted=False)
                     break
             else:
                 self._arrived.appendleft(item) if first else self._arrived.append(item)
@@ -215,7 +269,11 @@ class _Queue:
     def _hand_over(self, item: _Item, future: _Received) -> None:
         if item.is_counted:
             self._proc.credit(item.address, self.number, 1)
-        future.give(item._replace(is_counted=False))
+        item.part.add_callback(lambda: self._on_part(item.part, future))
+
+    def _on_part(self, part: Future[Any], future: _Received) -> None:
+        with self._lock:
+            future.arrived(part)
 
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == message.HOLD:

@@ -321,19 +321,26 @@ class Proc:
     def start_reply(
         self, address: str, number: int, rank: int, outgoing: Outgoing, flags: int = 0
     ) -> Future[None] | None:
-        """The same without waiting: None, or the future of its being taken."""
+        """The same without waiting: None, or the future of its being taken. Nothing where nobody is left to hear it."""
+        try:
+            return self.start_send(address, number, rank, outgoing, flags)
+        except SupervisionError:
+            return None
+
+    def start_send(
+        self, address: str, number: int, rank: int, outgoing: Outgoing, flags: int = 0
+    ) -> Future[None] | None:
+        """The same; SupervisionError where the process is lost."""
         transmission = Transmission(self, outgoing, [address]) if outgoing.num_large else None
         origin = 0 if transmission is None else transmission.number
         flags |= message.LARGE if origin else 0
         head = message.pack(message.SEND, number, flags=flags, rank=rank, origin=origin)
         try:
             self.post(address, head, outgoing.body, _REPLY_TIMEOUT)
-        except BaseException as error:
+        except BaseException:
             if transmission is not None:
                 transmission.drop(address, 1)
-            if not isinstance(error, SupervisionError):
-                raise
-            return None  # nobody is left to hear it
+            raise
         return None if transmission is None else transmission.taken
 
     def tell_owner(self, owner: tuple[str, int], failure: MeshFailure) -> None:

@@ -59,18 +59,33 @@ class Waiting:
         self.what = what
         self.timeout: float | None = None
         self.accept = "pickle"  # or "safe"
+        self._holders: dict[str, set[int]] = {}  # ranks whose response port is in that process
         self.number = proc.register(self)
         for route in routes:
             proc.expect(self.number, route.address)
 
     def on_frame(self, frame: Frame) -> None:
+        if frame.kind == message.HOLD:
+            self._on_held(frame)
+        elif frame.kind == message.SEND:
+            self.on_answer(frame)
+
+    def on_answer(self, frame: Frame) -> None:
         raise NotImplementedError
+
+    def _on_held(self, frame: Frame) -> None:
+        """An endpoint gave its response port to another process, which may be lost before it answers."""
+        holder = bytes(frame.body).decode()
+        self._holders.setdefault(holder, set()).add(frame.rank if frame.rank < len(self.routes) else 0)
+        self.proc.expect(self.number, holder)
 
     def on_lost(self, address: str, error: SupervisionError) -> None:
         error = SupervisionError(f"{self.what}: {error}", self.what)
         for rank, route in enumerate(self.routes):
             if route.address == address or address == self.proc.address:
                 self.on_failed(rank, error)
+        for rank in self._holders.pop(address, ()):
+            self.on_failed(rank, error)
 
     def on_failed(self, rank: int, error: BaseException) -> None:
         """There will be no answer from this one."""
@@ -99,6 +114,8 @@ class Waiting:
             return False
         for route in self.routes:
             self.proc.fulfil(self.number, route.address)
+        for holder in list(self._holders):
+            self.proc.fulfil(self.number, holder)
         return True
 
 
@@ -109,7 +126,7 @@ class SingleReply(Waiting):
         self.future: Future[Any] = Future.pending(self.cancel)
         super().__init__(proc, (route,), what)
 
-    def on_frame(self, frame: Frame) -> None:
+    def on_answer(self, frame: Frame) -> None:
         if self.finish():
             deliver(self.proc, frame, self.future, self.accept)
         else:
@@ -132,7 +149,7 @@ class StreamReply(Waiting):
     def __iter__(self) -> Iterator[Future[Any]]:
         return iter(self._futures)
 
-    def on_frame(self, frame: Frame) -> None:
+    def on_answer(self, frame: Frame) -> None:
         self._end(frame.rank, lambda future: deliver(self.proc, frame, future, self.accept), frame)
 
     def on_failed(self, rank: int, error: BaseException) -> None:
@@ -167,7 +184,7 @@ class GatherReply(Waiting):
         self._region = region
         super().__init__(proc, routes, what)
 
-    def on_frame(self, frame: Frame) -> None:
+    def on_answer(self, frame: Frame) -> None:
         if self.number not in self.proc.receivers or not 0 <= frame.rank < len(self._parts):
             self.proc.refuse(frame, self.what)
         elif frame.flags & message.FAILED and not self._or_lost:
