@@ -208,13 +208,12 @@ class HostAgent(Actor):
 
     @concurrent_endpoint
     async def processes(self) -> list[dict[str, Any]]:
-        """Those that were started here and live, with what the kernel tells of them."""
+        """Ours, and those that were started here and live, with what the kernel tells of them."""
         with self._lock:
             children = list(self._children.items())
-        return [
-            {"process": child.started.name, "address": address, "facts": facts_of(child.started.pid)}
-            for address, child in children
-        ]
+        found = [(self._proc.name, self._proc.address, os.getpid())]
+        found += [(child.started.name, address, child.started.pid) for address, child in children]
+        return [{"process": name, "address": address, "facts": facts_of(pid)} for name, address, pid in found]
 
     @concurrent_endpoint
     async def dump(self, pid: int) -> list[dict[str, Any]]:
