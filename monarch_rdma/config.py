@@ -151,6 +151,16 @@ OPTIONS: dict[str, Option] = {
             engine=False,
         ),
         Option(
+            "log_window",
+            float,
+            0.2,
+            "Identical lines of several processes within this time are shown as one; 0 shows each line at once.",
+            "s",
+            0,
+            60,
+            engine=False,
+        ),
+        Option(
             "cast_fanout",
             int,
             64,

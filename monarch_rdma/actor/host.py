@@ -26,12 +26,12 @@ from . import message
 from .actor import Actor
 from .context import context
 from .controller import offer_controllers
-from .endpoint import concurrent_endpoint, endpoint
+from .endpoint import concurrent_endpoint
 from .failure import MeshFailure, SupervisionError
 from .future import Future
 from .introduction import introduce
 from .launcher import ProcessSpec, Started, Template
-from .logs import LogPrinter
+from .log_sink import post_lines
 from .mesh import HostMesh, ProcMesh
 from .message import Frame
 from .owners import Owners
@@ -132,7 +132,7 @@ class HostAgent(Actor):
     """Serves `HostMesh` and `ProcMesh`."""
 
     def __init__(self, ends_at_shutdown: bool = False) -> None:
-        self._templates: dict[tuple[str, tuple[str, ...]], Template] = {}
+        self._templates: dict[tuple[str, tuple[str, ...], str], Template] = {}
         self._children: dict[str, _Child] = {}  # by address
         self._clients: set[str] = set()  # that have joined
         self._ends_at_shutdown = ends_at_shutdown
@@ -140,8 +140,6 @@ class HostAgent(Actor):
         self._lock = threading.Lock()
         self._proc.at_close(self.close)
         self._owners = Owners(self._proc, self._release)
-        self._printer = LogPrinter(None)
-        self._hidden: set[str] = set()  # names of processes whose lines are not shown
 
     @concurrent_endpoint
     async def join(self, client: str) -> None:
@@ -158,13 +156,13 @@ class HostAgent(Actor):
 
     @concurrent_endpoint
     async def spawn(
-        self, orders: list[Order], mesh: str, first_rank: int, owner: tuple[str, int], timeout: float
+        self, orders: list[Order], mesh: str, first_rank: int, owner: tuple[str, int], client: str, timeout: float
     ) -> list[str]:
-        """Starts processes; their addresses, in order. All or none."""
-        return list(await _aside(self._spawn, orders, mesh, first_rank, owner, timeout))
+        """Starts processes; their addresses, in order. All or none. What they print goes to `client`."""
+        return list(await _aside(self._spawn, orders, mesh, first_rank, owner, client, timeout))
 
     def _spawn(
-        self, orders: list[Order], mesh: str, first_rank: int, owner: tuple[str, int], timeout: float
+        self, orders: list[Order], mesh: str, first_rank: int, owner: tuple[str, int], client: str, timeout: float
     ) -> list[str]:
         arrivals = Arrivals(self._proc, len(orders))
         started: list[Started] = []
@@ -172,7 +170,7 @@ class HostAgent(Actor):
         try:
             for (python, preload), group in itertools.groupby(orders, lambda order: (order.python, order.preload)):
                 seeded = [_seeded(order.spec, rank, arrivals) for rank, order in enumerate(group, len(started))]
-                started += self._template(python, preload).spawn(seeded, [fd], timeout)
+                started += self._template(python, preload, client).spawn(seeded, [fd], timeout)
             for rank, process in enumerate(started):
                 process.on_exit(partial(arrivals.on_exit, rank))
             addresses = arrivals.wait(timeout)
@@ -226,15 +224,6 @@ class HostAgent(Actor):
             raise ConfigError(f"process {pid} was not started by this host's agent")
         return await _aside(py_spy.dump, pid)
 
-    @endpoint
-    def logging_option(self, addresses: list[str], shown: bool, window: float | None, level: int) -> None:
-        with self._lock:
-            names = {self._children[address].started.name for address in addresses if address in self._children}
-        self._hidden = self._hidden - names if shown else self._hidden | names
-        self._printer.flush()
-        self._printer = LogPrinter(window)
-        self._agents(addresses).set_log_level.broadcast(level)
-
     def __cleanup__(self, error: BaseException | None) -> None:
         self.close()
 
@@ -246,15 +235,15 @@ class HostAgent(Actor):
                 child.is_wanted = False
         for template in templates:
             template.close()
-        self._printer.flush()
 
-    def _template(self, python: str | None, preload: tuple[str, ...]) -> Template:
+    def _template(self, python: str | None, preload: tuple[str, ...], client: str) -> Template:
+        """Each client has its own: what its processes print goes to it."""
         python = python or sys.executable
         with self._lock:
-            found = self._templates.get((python, preload))
+            found = self._templates.get((python, preload, client))
             if found is None or found.process.returncode is not None:
-                found = Template(python=python, preload=preload, on_lines=self._on_lines)
-                self._templates[python, preload] = found
+                found = Template(python=python, preload=preload, on_lines=partial(self._on_lines, client))
+                self._templates[python, preload, client] = found
             return found
 
     def _release(self, owner: str, reason: str) -> None:
@@ -314,9 +303,8 @@ class HostAgent(Actor):
         )
         self._proc.tell_owner(child.owner, failure)
 
-    def _on_lines(self, process: Started, stream: str, lines: list[str]) -> None:
-        if process.name not in self._hidden:
-            self._printer.add(process.name, stream, lines)
+    def _on_lines(self, client: str, process: Started, stream: str, lines: list[str]) -> None:
+        post_lines(self._proc, client, process.name, stream, lines)
 
 
 async def _aside(function: Callable[..., T], *args: Any) -> T:
@@ -374,6 +362,7 @@ def spawn_on_hosts(
         raise ConfigError(f"proc_bind has {len(proc_bind)} entries, but must have one for each of {count} processes")
     name = name or f"procs{next(_names)}"
     owner = context().actor_instance.owner_reference
+    client = current_proc().client or current_proc().address
     preload = ("torch",) if "torch" in sys.modules else ()
     offer_controllers(current_proc())
     payload = seed(bootstrap)
@@ -396,7 +385,7 @@ def spawn_on_hosts(
             )
             orders.append(Order(spec, command.python, preload))
         agent = HostMesh(hosts._name, [address], Extent([], []).region)._agents()
-        futures[address] = agent.spawn.call_one(orders, name, host * count, owner, timeout)
+        futures[address] = agent.spawn.call_one(orders, name, host * count, owner, client, timeout)
     spawned = _all_or_none(hosts, futures)
     watch = current_proc().host_watch
     for host, (agent_address, addresses) in enumerate(spawned.items()):

@@ -16,7 +16,8 @@ from .context import context
 from .endpoint import Endpoint, NotAnEndpoint, endpoints_of
 from .future import Future, done_future
 from .instance import Birth
-from .proc import current_proc, name_of
+from .log_sink import post_option
+from .proc import AGENT, current_proc, name_of
 from .registry import announce
 from .reply import GatherReply
 from .route import PATIENCE, Route
@@ -174,7 +175,13 @@ class ProcMesh(_ProcessMesh):
         """What becomes of what the processes print: whether the client shows it, and for how many seconds identical
         lines are gathered and folded (None: each line at once). `level`: of Python's root logger in the processes.
         """
-        return self.host_mesh._logging_option(self._chosen(), stream_to_client, aggregate_window_sec, level)
+        from .agent import ProcAgent
+
+        proc = current_proc()
+        names = [name_of(address) for address in self._chosen()]
+        post_option(proc, proc.client or proc.address, names, stream_to_client, aggregate_window_sec)
+        agents = ActorMesh(ProcAgent, "agent", AGENT, self)
+        return _plain(agents.set_log_level.call(level))
 
     def to_table(self) -> str:
         """The processes, one a line, for people."""
@@ -258,9 +265,6 @@ class HostMesh(_ProcessMesh):
     def _stop_procs(self, addresses: Sequence[str], reason: str) -> Future[None]:
         current_proc().host_watch.discard(addresses)
         return _plain(self._agents().stop_procs.call(list(addresses), reason))
-
-    def _logging_option(self, addresses: Sequence[str], shown: bool, window: float | None, level: int) -> Future[None]:
-        return _plain(self._agents().logging_option.call(list(addresses), shown, window, level))
 
     def _with_region(self, region: Region) -> HostMesh:
         return HostMesh(self._name, self._addresses, region)

@@ -18,6 +18,7 @@ import time
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
 
 from .. import config
 from ..errors import ConfigError, PeerLost, RdmaError, TransferTimeout
@@ -30,6 +31,7 @@ from .failure import MeshFailure, SupervisionError, encode_failure, unhandled
 from .fetcher import Fetcher
 from .future import Future
 from .host_watch import HostWatch
+from .log_sink import LOGS, LogSink
 from .message import Frame
 from .owned import Owned
 from .route import Route
@@ -114,6 +116,9 @@ class Proc:
         root = Root(self)
         self.root_context = Context(root)
         self.register(RootReceiver(root.owned), ROOT)
+        logs = LogSink()
+        self.register(logs, LOGS)
+        self._logs = logs
         self.host_watch = HostWatch(self)
         self._thread = threading.Thread(target=self._receive, name="monarch_rdma-receiver", daemon=True)
         self._thread.start()
@@ -384,6 +389,7 @@ class Proc:
         error = SupervisionError(f"this process ({self.name}) has shut down its actors")
         for receiver in list(self.receivers.values()):
             receiver.on_lost(self.address, error)
+        self._logs.flush()
 
 
 class RootReceiver:
@@ -403,7 +409,7 @@ class RootReceiver:
 
 def name_of(address: str) -> str:
     """The readable part of a process's address."""
-    return address.partition("?")[0].rpartition("/")[2] or address
+    return unquote(address.partition("?")[0].rpartition("/")[2]) or address
 
 
 _current: Proc | None = None
