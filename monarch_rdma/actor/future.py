@@ -7,6 +7,7 @@ import asyncio
 import contextlib
 import contextvars
 import functools
+import inspect
 import threading
 import warnings
 from collections.abc import Callable, Coroutine, Generator
@@ -103,7 +104,8 @@ class Future(Generic[R]):
 
     def as_asyncio(self) -> asyncio.Future[R]:
         """An asyncio future of the running loop with the same end."""
-        return asyncio.ensure_future(self._awaited())
+        loop = asyncio.get_running_loop()
+        return loop.create_task(self._awaited())
 
     def __await__(self) -> Generator[Any, None, R]:
         """Waits in asyncio. Cancelling the task that awaits leaves the call running."""
@@ -241,6 +243,9 @@ def done_future(value: R) -> Future[R]:
 
 def returns_future(function: Callable[..., Coroutine[Any, Any, R]]) -> Callable[..., Future[R]]:
     """Makes a function that returns a Future out of a coroutine function; it runs on a thread of its own."""
+
+    if not inspect.iscoroutinefunction(function):
+        raise TypeError(f"returns_future requires an async function, not {function!r}")
 
     @functools.wraps(function)
     def start(*args: Any, **kwargs: Any) -> Future[R]:
