@@ -390,7 +390,9 @@ def spawn_on_hosts(
     watch = current_proc().host_watch
     for host, (agent_address, addresses) in enumerate(spawned.items()):
         watch.add(agent_address, name, host * count, addresses, owner)
-    return ProcMesh(name, list(itertools.chain(*spawned.values())), extent.region, hosts)
+    mesh = ProcMesh(name, list(itertools.chain(*spawned.values())), extent.region, hosts)
+    context().actor_instance.owned.keep(mesh)
+    return mesh
 
 
 def _all_or_none(hosts: HostMesh, futures: Mapping[str, Future[list[str]]]) -> dict[str, list[str]]:

@@ -310,6 +310,8 @@ class Instance:
             self._ended = "it was stopped"
         else:
             self._ended = f"it failed: {_one_line(error)}"
+        reason = f"its owner {self.name} has ended"
+        threading.Thread(target=self.owned.stop, args=(reason,), name=f"end of {self.name}", daemon=True).start()
         self._proc.receivers[self._number] = Tombstone(self._proc, self.name, self._ended)
         self._refuse_rest()
         if self._last is not None:

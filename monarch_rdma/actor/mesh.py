@@ -79,6 +79,7 @@ class ActorMesh(MeshTrait, Generic[T]):
 
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
         """Ends the actors after the messages that wait already. Those that are gone count as stopped."""
+        context().actor_instance.owned.forget(self)
         proc = current_proc()
         waiting = GatherReply(proc, self._routes, f"{self._name}.stop", self._region, or_lost=True)
         deadline = time.monotonic() + PATIENCE
@@ -150,6 +151,7 @@ class ProcMesh(_ProcessMesh):
         cast(proc, mesh._routes, outgoing, b"__init__", mesh._extent_bytes, waiting, deadline, flags=message.NEW)
         mesh._initialized = waiting.future
         instance.owned.add(name, self._chosen())
+        instance.owned.keep(mesh)
         return mesh
 
     @property
@@ -167,6 +169,7 @@ class ProcMesh(_ProcessMesh):
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
         """Ends the processes and all actors in them, `__cleanup__` included. Those that are gone count as stopped."""
         self._is_stopped = True
+        context().actor_instance.owned.forget(self)
         return self.host_mesh._stop_procs(self._chosen(), reason)
 
     def logging_option(
