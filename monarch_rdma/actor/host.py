@@ -363,7 +363,7 @@ def spawn_on_hosts(
     name = name or f"procs{next(_names)}"
     owner = context().actor_instance.owner_reference
     client = current_proc().client or current_proc().address
-    preload = ("torch",) if "torch" in sys.modules else ()
+    preload = (*_PRELOAD, *(_PRELOAD_WITH_TORCH if "torch" in sys.modules else ()))
     offer_controllers(current_proc())
     payload = seed(bootstrap)
     futures: dict[str, Future[list[str]]] = {}  # by agent
@@ -437,6 +437,9 @@ def _last_lines(started: Started) -> str:
     return "; it printed last:\n" + "\n".join(f"    {line}" for line in lines) if lines else ""
 
 
+# What every process needs sooner or later, imported once for all of them.
+_PRELOAD = ("monarch_rdma.actor.pickling",)
+_PRELOAD_WITH_TORCH = ("torch", "monarch_rdma.actor.tensors")
 _starting = threading.Lock()
 
 
