@@ -133,11 +133,15 @@ MAY_IMPORT: dict[str, set[str]] = {
     "supervision.policy": set(),
     "supervision": {"errors", "config", "rdma"},
     "collectives": {"errors", "config", "rdma", "kernels", "supervision.membership"},
+    "actor.shape": {"errors"},
+    "actor.value_mesh": {"errors", "actor.shape"},
     "actor": {"errors", "config", "rdma", "supervision"},
+    "tools": {"errors", "config", "rdma", "actor"},
     "job": {"errors", "config", "actor"},
     "ft": {"errors", "config", "actor", "sharding", "collectives", "supervision", "rdma"},
 }
-ONLY_FOR_THE_USER = {"cli", "job", "ft"}
+ONLY_FOR_THE_USER = {"cli", "tools", "job", "ft"}
+USERS_OF_THE_BINDINGS = ("rdma", "doctor.software")  # the doctor says whether they can be loaded
 
 
 def python_files(root: Path, *folders: str) -> list[Path]:
@@ -204,6 +208,18 @@ def imports_of_the_users_modules(root: Path) -> list[str]:
     return found
 
 
+def users_of_the_bindings(root: Path) -> list[str]:
+    """cffi and what it made of engine.h: everything above rdma uses the classes of rdma."""
+    found = []
+    for path in python_files(root, "monarch_rdma"):
+        module = module_name(root, path)
+        if any(covers(allowed, module) for allowed in USERS_OF_THE_BINDINGS):
+            continue
+        targets = {target for target in own_imports(root, path) if covers("_engine", target)}
+        found += [f"{module} imports {target}, which is for rdma alone" for target in sorted(targets)]
+    return found
+
+
 # config reads options from it; placement hands it on to the processes that are started.
 USERS_OF_THE_ENVIRONMENT = ("config", "actor.placement")
 
@@ -256,6 +272,7 @@ RULES: list[Rule] = [
     lanes_named_by_peer,
     imports_against_the_arrows,
     imports_of_the_users_modules,
+    users_of_the_bindings,
     readers_of_the_environment,
     swallowed_exceptions,
     shapeless_names,
@@ -302,7 +319,23 @@ VIOLATIONS: list[tuple[Rule, str, str, str]] = [
     ),
     (imports_against_the_arrows, "monarch_rdma/rdma/a.py", "from monarch_rdma import actor\n", "rdma.a imports actor"),
     (imports_against_the_arrows, "monarch_rdma/sharding/plan.py", "from .layout import b\n", "sharding.plan imports"),
+    (
+        imports_against_the_arrows,
+        "monarch_rdma/actor/shape.py",
+        "from ..rdma import b\n",
+        "actor.shape imports rdma",
+    ),
+    (imports_against_the_arrows, "monarch_rdma/actor/shape.py", "from . import proc\n", "actor.shape imports actor"),
+    (
+        imports_against_the_arrows,
+        "monarch_rdma/actor/value_mesh.py",
+        "from .proc import Proc\n",
+        "actor.value_mesh imports actor.proc",
+    ),
+    (users_of_the_bindings, "monarch_rdma/demo.py", "from ._engine import lib\n", "demo imports _engine"),
+    (users_of_the_bindings, "monarch_rdma/bench.py", "def f():\n  from . import _engine\n", "bench imports _engine"),
     (imports_of_the_users_modules, "monarch_rdma/rdma/a.py", "from .. import cli\n", "rdma.a imports cli"),
+    (imports_of_the_users_modules, "monarch_rdma/actor/proc.py", "from ..tools import top\n", "proc imports tools"),
     (imports_of_the_users_modules, "monarch_rdma/__init__.py", "import monarch_rdma.cli\n", " imports cli"),
     (readers_of_the_environment, "monarch_rdma/rdma/a.py", "import os\nx = os.environ['A']\n", "rdma/a.py:2 reads"),
     (readers_of_the_environment, "monarch_rdma/cli.py", "from os import getenv\n", "cli.py:1 reads"),
@@ -332,8 +365,12 @@ def test_a_violation_is_found(rule: Rule, file: str, text: str, expected: str, t
         "monarch_rdma/__init__.py": "from .errors import PeerLost\n",
         "monarch_rdma/errors.py": "class PeerLost(Exception): ...\n",
         "monarch_rdma/config.py": "import os\nx = os.environ.get('A')\n",
-        "monarch_rdma/actor.py": "from monarch_rdma.rdma import a\n",
-        "monarch_rdma/cli.py": "from . import rdma, errors\n",
+        "monarch_rdma/actor/__init__.py": "from .proc import x\n",
+        "monarch_rdma/actor/proc.py": "from monarch_rdma.rdma import a\nfrom . import shape\n",
+        "monarch_rdma/actor/shape.py": "from ..errors import PeerLost\n",
+        "monarch_rdma/actor/value_mesh.py": "from ..errors import PeerLost\nfrom .shape import x\n",
+        "monarch_rdma/tools/top.py": "from ..actor import proc\n",
+        "monarch_rdma/cli.py": "from . import rdma, errors, tools\n",
         "monarch_rdma/rdma/__init__.py": "from ..errors import PeerLost\nfrom .a import x\n",
         "monarch_rdma/rdma/a.py": "from .. import config\nfrom monarch_rdma import _engine\nx = 1\n",
         "monarch_rdma/sharding/layout.py": "",
