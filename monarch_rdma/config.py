@@ -160,6 +160,8 @@ OPTIONS: dict[str, Option] = {
             60,
             engine=False,
         ),
+        Option("log_prefix", bool, True, "Say which process printed a line.", engine=False),
+        Option("log_forwarding", bool, True, "Show in the client what its processes print.", engine=False),
         Option(
             "cast_fanout",
             int,
@@ -226,6 +228,17 @@ ALIASES = {
         (Option("rdma_allow_tcp_fallback", bool, True, "Whether tcp is in lanes."), "lanes", _allow_tcp),
         (Option("rdma_disable_ibverbs", bool, False, "Whether verbs is kept out of lanes."), "lanes", _disable_verbs),
         (Option("rdma_tcp_fallback_parallelism", int, 4, "tcp_sockets.", minimum=1, maximum=64), "tcp_sockets", _same),
+        (Option("max_cast_fanout", int, 64, "cast_fanout.", minimum=2), "cast_fanout", _same),
+        (
+            Option("codec_max_frame_length", int, 16 << 20, "max_frame_bytes.", "bytes", 4096, 1 << 30),
+            "max_frame_bytes",
+            _same,
+        ),
+        (Option("server_heartbeat_interval", float, 0.5, "heartbeat_interval.", "s"), "heartbeat_interval", _same),
+        (Option("supervision_watchdog_timeout", float, 5.0, "heartbeat_timeout.", "s"), "heartbeat_timeout", _same),
+        (Option("channel_reconnect_timeout", float, 10.0, "connect_timeout.", "s"), "connect_timeout", _same),
+        (Option("prefix_with_rank", bool, True, "log_prefix."), "log_prefix", _same),
+        (Option("enable_log_forwarding", bool, True, "log_forwarding."), "log_forwarding", _same),
         (Option("bulk_security", str, "none", "bulk_tls.", choices=("none", "tls")), "bulk_tls", _bulk_security),
     )
 }

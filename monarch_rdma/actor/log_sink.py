@@ -25,7 +25,7 @@ class LogSink:
     """Prints lines of processes on any host, as they come or folded; see LogPrinter."""
 
     def __init__(self) -> None:
-        self._printer = LogPrinter(float(config.get("log_window")))
+        self._printer = self._new_printer(float(config.get("log_window")))
         self._hidden: set[str] = set()  # names of processes whose lines are not shown
         self._lock = threading.Lock()
 
@@ -35,13 +35,17 @@ class LogSink:
         kind, *what = frame.load()
         if kind == "lines":
             name, stream, lines = what
-            if name not in self._hidden:
+            if name not in self._hidden and config.get("log_forwarding"):
                 self._printer.add(name, stream, lines)
         else:
             self._set_option(*what)
 
     def on_lost(self, address: str, error: SupervisionError) -> None:
         """Waits for nobody."""
+
+    @staticmethod
+    def _new_printer(window: float | None) -> LogPrinter:
+        return LogPrinter(window, bool(config.get("log_prefix")))
 
     def flush(self) -> None:
         self._printer.flush()
@@ -50,7 +54,7 @@ class LogSink:
         with self._lock:
             self._hidden = self._hidden.difference(names) if shown else self._hidden.union(names)
             self._printer.flush()
-            self._printer = LogPrinter(window)
+            self._printer = self._new_printer(window)
 
 
 def post_lines(proc: Proc, client: str, name: str, stream: str, lines: Sequence[str]) -> None:
