@@ -6,6 +6,7 @@ Exit codes: 0 done, 1 failed, 2 wrong arguments, 130 interrupted, 141 nobody rea
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import signal
 import sys
@@ -25,6 +26,16 @@ def _at_least(least: int) -> Callable[[str], int]:
         return int(text)
 
     return count
+
+
+def _seconds(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not 0.1 <= value <= 3600:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number of seconds from 0.1 to 3600")
+    return value
 
 
 def _sets(text: str) -> tuple[str, ...]:
@@ -69,7 +80,25 @@ def _parser() -> argparse.ArgumentParser:
         help="largest size of the chart [%(default)s]",
     )
     demo.add_argument("--output", metavar="DIR", type=Path, default="demo_out", help="where figures go [%(default)s]")
-    for subparser in (doctor, demo):
+    of_program = argparse.ArgumentParser(add_help=False)
+    of_program.add_argument(
+        "pid", metavar="PID", nargs="?", type=_at_least(1), help="of the program; needed where several run"
+    )
+    of_program.add_argument("--json", action="store_true", help="print one JSON document")
+    all_of_it = argparse.ArgumentParser(add_help=False)
+    all_of_it.add_argument("--all", action="store_true", help="the library's own actors, threads and frames too")
+
+    about = "the Python stack of every actor and thread of a running program"
+    stacks = commands.add_parser("stacks", help=about, parents=[of_program, all_of_it])
+    about = "a live view of a running program's processes and actors, and what each works on"
+    top = commands.add_parser("top", help=about, parents=[of_program, all_of_it])
+    top.add_argument("--once", action="store_true", help="print a table once")
+    top.add_argument(
+        "--interval", metavar="SECONDS", type=_seconds, default=1.0, help="between two looks [%(default)s]"
+    )
+    about = "attaches to actors of a running program that wait at a breakpoint()"
+    debug = commands.add_parser("debug", help=about, parents=[of_program])
+    for subparser in (doctor, demo, stacks, top, debug):
         subparser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
@@ -83,6 +112,24 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
         from . import bench
 
         return bench.run(rest)
+    if arguments.command == "stacks":
+        from .tools import stacks
+
+        return stacks.run(pid=arguments.pid, as_json=arguments.json, everything=arguments.all)
+    if arguments.command == "top":
+        from .tools import top
+
+        return top.run(
+            pid=arguments.pid,
+            once=arguments.once,
+            as_json=arguments.json,
+            interval=arguments.interval,
+            everything=arguments.all,
+        )
+    if arguments.command == "debug":
+        from .tools import debug
+
+        return debug.run(pid=arguments.pid, as_json=arguments.json)
     from .demo import run as demo
 
     plan = demo.Plan(

@@ -1,0 +1,1 @@
+"""Commands that look into a running program: `monarch-rdma stacks`, `top` and `debug`."""
