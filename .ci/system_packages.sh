@@ -2,13 +2,15 @@
 # Makes sure that this host has the system packages for a purpose: installs what is missing when it may (root, or sudo
 # without a password), else says in one sentence what to run, and fails.
 #
-#   .ci/system_packages.sh build [PYTHON]    compiler, make, OpenSSL and Python headers, venv for PYTHON (default python3)
+#   .ci/system_packages.sh build [PYTHON]    compiler, make, OpenSSL and Python headers, venv for PYTHON (default
+#                                            python3); libibverbs' headers if they can be had
 #   .ci/system_packages.sh bench [PYTHON]    iperf3, which the benchmarks compare with
 set -euo pipefail
 
 purpose=${1:?build or bench}
 python=${2:-python3}
 missing=()
+wanted=() # as missing, but it goes without
 
 need() { # need PACKAGE COMMAND... : PACKAGE is missing unless COMMAND succeeds
   local package=$1
@@ -25,6 +27,7 @@ case $purpose in
     need make command -v make
     # Without a compiler to ask, look where Debian puts the header.
     has_header openssl/ssl.h >/dev/null 2>&1 || [ -e /usr/include/openssl/ssl.h ] || missing+=(libssl-dev)
+    has_header infiniband/verbs.h >/dev/null 2>&1 || [ -e /usr/include/infiniband/verbs.h ] || wanted+=(libibverbs-dev)
     if command -v "$python" >/dev/null; then
       version=$("$python" -c 'import sys; print("%d.%d" % sys.version_info[:2])')
       "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || {
@@ -40,14 +43,17 @@ case $purpose in
   *) echo "unknown purpose: $purpose (build or bench)" >&2; exit 2 ;;
 esac
 
-[ ${#missing[@]} -gt 0 ] || exit 0
+[ $((${#missing[@]} + ${#wanted[@]})) -gt 0 ] || exit 0
 
 sudo=
 [ "$(id -u)" -eq 0 ] || sudo=sudo
 if ! command -v apt-get >/dev/null || { [ -n "$sudo" ] && ! sudo -n true 2>/dev/null; }; then
+  [ ${#wanted[@]} -eq 0 ] || echo "Left out without: sudo apt-get install ${wanted[*]}" >&2
+  [ ${#missing[@]} -gt 0 ] || exit 0
   echo "Missing system packages; please run: sudo apt-get install ${missing[*]}" >&2
   exit 1
 fi
+missing+=("${wanted[@]}")
 echo "Installing system packages: ${missing[*]}"
 export DEBIAN_FRONTEND=noninteractive
 $sudo apt-get update -qq
