@@ -10,6 +10,7 @@ from __future__ import annotations
 import io
 import pickle
 import sys
+import types
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -108,6 +109,7 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj) if reduced is NotImplemented else reduced
 
 
+_FILE_LEFT_OUT = "<dynamic-code>"
 Reducer = Callable[[_Outside, Any], Any]
 _known: dict[type, Reducer] = {}
 _known_of: set[str] = set()
@@ -117,6 +119,7 @@ def _reducers() -> dict[type, Reducer]:
     """Our own reducers, by type; those of torch's and numpy's types once the program has imported these."""
     if not _known_of:
         _known[memoryview] = _reduce_memoryview
+        _known[types.CodeType] = _reduce_code
         _known_of.add("")
     numpy: Any = _loaded.get("numpy")
     if numpy is not None and "numpy" not in _known_of and hasattr(numpy, "ndarray"):
@@ -168,6 +171,12 @@ def _reduce_memoryview(_: _Outside, view: memoryview) -> Any:
     if not (view.c_contiguous and view.nbytes and view.ndim and len(view.format) == 1):
         return NotImplemented  # bytes, then
     return _memoryview_of, (pickle.PickleBuffer(view), view.format, view.shape)
+
+
+def _reduce_code(_: _Outside, code: types.CodeType) -> Any:
+    """As cloudpickle does, but with the file: tracebacks and debuggers show the source where the file is."""
+    make, arguments = cloudpickle.Pickler.dispatch_table[types.CodeType](code)
+    return make, tuple(code.co_filename if each == _FILE_LEFT_OUT else each for each in arguments)
 
 
 # --- what streams name; they must stay importable here

@@ -17,6 +17,7 @@ _TIMEOUT = 2.0  # seconds that a process has to answer by itself
 _PY_SPY_TIMEOUT = 30.0
 _ACTOR_THREAD = re.compile(r"(?P<actor>.+)\[(?P<rank>[0-9]+)\]")
 _INSTANCE = "monarch_rdma/actor/instance.py"  # calls the endpoints
+_WORKER = "monarch_rdma/actor/worker.py"  # its main thread waits for the end
 _NOT_THE_USERS = re.compile(r"/monarch_rdma/|/lib/python3\.[0-9]+/(?!site-packages|dist-packages)|^<frozen ")
 
 
@@ -58,6 +59,7 @@ def _by_itself(process: Process) -> Callable[[], Any]:
 
 def _report(process: Process, outside: Answer, inside: Answer) -> dict[str, Any]:
     actors = {actor["thread"]: actor for actor in process.status["actors"]} if process.status is not None else {}
+    at = {found["thread"] for found in process.status["breakpoints"]} if process.status is not None else set()
     own = inside.value or {"threads": [], "tasks": []}
     problem = ""
     if outside.value:
@@ -75,7 +77,7 @@ def _report(process: Process, outside: Answer, inside: Answer) -> dict[str, Any]
         "state": process.facts.state if process.facts is not None else None,
         "how": how,
         "problem": problem,
-        "threads": [_named(thread, actors) for thread in threads],
+        "threads": [{**_named(thread, actors), "at_breakpoint": thread["thread"] in at} for thread in threads],
         "tasks": [_named(task, actors) for task in own["tasks"]],
     }
 
@@ -109,13 +111,13 @@ def lines_of(report: dict[str, Any], everything: bool) -> list[str]:
     lines = [f"\nprocess {report['process']} (pid {report['pid']}{state}), {report['how']}"]
     if report["problem"]:
         return [*lines, f"  {report['problem']}"]
-    busy = {(task["thread"], task["endpoint"]) for task in report["tasks"] if task["endpoint"]}
+    with_tasks = {task["thread"] for task in report["tasks"] if task["endpoint"]}
     for thread in report["threads"]:
         frames = thread["frames"] if everything else _users_part(thread["frames"])
-        is_ours = (thread["class"] or "monarch_rdma.").startswith("monarch_rdma.")
-        if everything or frames or not is_ours:
-            is_idle = not frames and not any(at == thread["thread"] for at, _ in busy)
-            lines += [f"  {_title(thread)}{': waits for messages' if is_idle else ''}", *map(_line, frames)]
+        if frames:
+            lines += [f"  {_title(thread)}", *map(_line, frames)]
+        elif _is_of_users_actor(thread) and thread["thread"] not in with_tasks:
+            lines.append(f"  {_title(thread)}: waits for messages")
     for task in report["tasks"]:
         frames = task["frames"] if everything else _users_part(task["frames"])
         if frames:
@@ -123,10 +125,17 @@ def lines_of(report: dict[str, Any], everything: bool) -> list[str]:
     return lines
 
 
+def _is_of_users_actor(thread: dict[str, Any]) -> bool:
+    return thread["class"] is not None and not thread["class"].startswith("monarch_rdma.")
+
+
 def _users_part(frames: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """From the outermost frame of users' code on; empty where there is none."""
+    """From the outermost frame of users' code on, up to where it went into pdb; empty where there is none."""
+    if any(frame["file"].endswith(_WORKER) and frame["function"].endswith("serve") for frame in frames):
+        return []
     first = next((i for i, frame in enumerate(frames) if not _NOT_THE_USERS.search(frame["file"])), len(frames))
-    return frames[first:]
+    pdb = next((i for i, frame in enumerate(frames) if frame["file"].endswith("/bdb.py")), len(frames))
+    return frames[first:pdb]
 
 
 def _title(thread: dict[str, Any]) -> str:
@@ -137,6 +146,7 @@ def _title(thread: dict[str, Any]) -> str:
     if thread["endpoint"]:
         title += f" in {thread['endpoint']}"
         title += f" for {thread['age']:.1f} s" if thread["age"] is not None else ""
+    title += " at a breakpoint" if thread.get("at_breakpoint") else ""
     return title + (", holds the GIL" if thread.get("has_gil") else "")
 
 
