@@ -13,7 +13,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_rdma import config
-from monarch_rdma.actor import Actor, ActorMesh, ProcMesh, SupervisionError, current_rank, endpoint, this_host, tree
+from monarch_rdma.actor import (
+    Actor,
+    ActorMesh,
+    ProcMesh,
+    SupervisionError,
+    current_rank,
+    endpoint,
+    message,
+    this_host,
+    tree,
+)
+from monarch_rdma.actor.proc import Proc
 
 COUNT = 9
 
@@ -40,6 +51,10 @@ class Member(Actor):
         total = float(tensor.sum())
         tensor.zero_()  # its own, whoever reads from it meanwhile
         return total
+
+    @endpoint
+    def ones(self, count: int) -> torch.Tensor:
+        return torch.ones(count)
 
     @endpoint
     def raise_on(self, rank: int) -> None:
@@ -134,3 +149,25 @@ def test_parts_are_in_order_complete_and_even(total: int, count: int) -> None:
     assert [member for part in parts for member in part] == members
     assert len(parts) == min(count, total)
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_answers_come_up_the_tree_together(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caller gets a frame from each of its branches, not from each actor."""
+    members = spawn(procs)
+    members.tell.call().get(timeout=20)
+    kinds: list[int] = []
+    on_frame = Proc.on_frame
+
+    def counting(proc: Proc, frame: message.Frame) -> None:
+        kinds.append(frame.kind)
+        on_frame(proc, frame)
+
+    monkeypatch.setattr(Proc, "on_frame", counting)
+    members.tell.call().get(timeout=20)
+    assert 1 <= kinds.count(message.SEND) <= int(config.get("cast_fanout"))
+
+
+def test_large_answers_and_failures_go_to_the_caller_directly(procs: ProcMesh) -> None:
+    members = spawn(procs)
+    answers = members.ones.call(300_000).get(timeout=20).values()
+    assert [float(tensor.sum()) for tensor in answers] == [300_000.0] * COUNT

@@ -136,7 +136,8 @@ def _over_tree(
             entered.append(route)
         except SupervisionError as error:
             lost = _fail(rank, error, waiting)
-    numbered = replace(call, number=tree.next_number())
+    is_collected = waiting is not None and waiting.wants_all
+    numbered = replace(call, number=tree.next_number(), is_collected=is_collected)
     branches = tree.start(proc, numbered, members, alone, outgoing)
     for route in entered:
         route.after, route.is_direct = branches.done, False

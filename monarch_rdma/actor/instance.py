@@ -453,12 +453,14 @@ class Instance:
         """None, or the end of the answer's large parts being read; until then they must not change."""
         if not frame.reply:
             return None
-        return self._proc.start_reply(frame.address, frame.reply, frame.rank, encode(value, codec=frame.codec))
+        address, number = frame.answer_to or (frame.address, frame.reply)
+        return self._proc.start_reply(address, number, frame.rank, encode(value, codec=frame.codec))
 
     def _answer_failure(self, frame: Frame, error: BaseException) -> None:
         if frame.reply:
             outgoing = encode_failure(error, self.name, frame, frame.codec)
-            self._proc.reply(frame.address, frame.reply, frame.rank, outgoing, message.FAILED)
+            address, number = frame.answer_to or (frame.address, frame.reply)
+            self._proc.reply(address, number, frame.rank, outgoing, message.FAILED)
 
 
 class Unhandled(SupervisionError):

@@ -26,6 +26,7 @@ __all__ = [
     "FAILURE",
     "HOLD",
     "LARGE",
+    "MANY",
     "NEW",
     "PORT",
     "SAFE",
@@ -51,6 +52,7 @@ FAILED = 1  # SEND: the value is an exception. TAKEN: the buffers could not be r
 LARGE = 2  # the body names memory of the sender; it waits for TAKEN of transmission `origin`
 STOP = 4  # CALL: the last one; the actor ends after it
 NEW = 8  # CALL: the first one; makes the actor
+MANY = 64  # SEND: answers of many actors together; see collect.py
 SAFE = 32  # CALL: the answer must not be a pickle
 PORT = 16  # CALL: the method answers through its first argument, a port
 
@@ -87,6 +89,7 @@ class Frame:
     extent: bytes
     body: memoryview
     address: str
+    answer_to: tuple[str, int] | None = None  # process and number, where these are not the sender's
     is_cancelled: bool = False
     accept: str = "pickle"  # or "safe": the body must not be a pickle
     fetched: Future[None] | None = None  # of a LARGE frame: when its buffers are here

@@ -118,7 +118,8 @@ class ResponsePort(Port[R]):
     __slots__ = ("_proc",)
 
     def __init__(self, proc: Proc, frame: Frame) -> None:
-        super().__init__(frame.address, frame.reply, rank=frame.rank, is_once=True)
+        address, number = frame.answer_to or (frame.address, frame.reply)
+        super().__init__(address, number, rank=frame.rank, is_once=True)
         self._proc = proc
 
     def _start(self, proc: Proc, outgoing: Any, flags: int) -> Future[None] | None:

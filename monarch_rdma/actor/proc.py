@@ -315,7 +315,8 @@ class Proc:
             if frame.reply:
                 error = SupervisionError(why, frame.method.decode())
                 failure = encode_failure(error, codec=frame.codec)
-                self.reply(frame.address, frame.reply, frame.rank, failure, message.FAILED)
+                address, number = frame.answer_to or (frame.address, frame.reply)
+                self.reply(address, number, frame.rank, failure, message.FAILED)
 
     def reply(self, address: str, number: int, rank: int, outgoing: Outgoing, flags: int = 0) -> None:
         """Sends a value to a port; waits until large parts of it are taken."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import ProtocolError, TransferTimeout
 from . import message
+from .collect import pieces_of
 from .failure import SupervisionError, decode_failure
 from .future import Future
 from .message import Frame
@@ -52,6 +53,8 @@ def _load_fetched(frame: Frame, fetched: Future[None]) -> Any:
 
 class Waiting:
     """What all calls that wait have in common. `what`: the call, in words."""
+
+    wants_all = False  # the answers may come together
 
     def __init__(self, proc: Proc, routes: Sequence[Route], what: str) -> None:
         self.proc = proc
@@ -172,6 +175,8 @@ class StreamReply(Waiting):
 class GatherReply(Waiting):
     """Of many, together: a ValueMesh, or the first failure."""
 
+    wants_all = True
+
     def __init__(
         self, proc: Proc, routes: Sequence[Route], what: str, region: Region, *, or_lost: bool = False
     ) -> None:
@@ -185,7 +190,10 @@ class GatherReply(Waiting):
         super().__init__(proc, routes, what)
 
     def on_answer(self, frame: Frame) -> None:
-        if self.number not in self.proc.receivers or not 0 <= frame.rank < len(self._parts):
+        if frame.flags & message.MANY:
+            for piece in pieces_of(frame):
+                self.on_frame(piece)
+        elif self.number not in self.proc.receivers or not 0 <= frame.rank < len(self._parts):
             self.proc.refuse(frame, self.what)
         elif frame.flags & message.FAILED and not self._or_lost:
             self.finish()

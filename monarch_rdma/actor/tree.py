@@ -3,8 +3,8 @@
 Members stand in the order of their hosts, so that what is large crosses between two hosts once. Each process hands the
 call to its own actor and tells its parent when all below it have it; only then does the sender's next message to any of
 them leave, so that messages stay in order although they go different ways. Where a process in the middle is lost, its
-parent sends to everyone below it once more; casts have numbers, and nobody takes one twice. Answers go to the sender
-directly.
+parent sends to everyone below it once more; casts have numbers, and nobody takes one twice. Answers go up the same
+tree together; see collect.py.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from ..errors import PeerLost, RdmaError
 from . import message
 from .codec import Outgoing
+from .collect import Collector
 from .failure import SupervisionError
 from .future import Future
 from .message import Frame
@@ -51,6 +52,7 @@ class Cast:
     reply: int
     method: bytes
     extent: bytes
+    is_collected: bool = False  # answers go up the tree together
 
 
 class Branches:
@@ -60,11 +62,14 @@ class Branches:
     buffers.
     """
 
-    def __init__(self, proc: Proc, cast: Cast, groups: Sequence[Sequence[Member]], outgoing: Outgoing) -> None:
-        """The first of each group gets the call from here, and passes it on to the others of its group."""
+    def __init__(self, proc: Proc, cast: Cast, up: int, groups: Sequence[Sequence[Member]], outgoing: Outgoing) -> None:
+        """The first of each group gets the call from here, and passes it on to the others of its group. `up`: the
+        number here that takes their answers.
+        """
         self.done: Future[None] = Future.pending()
         self._proc = proc
         self._cast = cast
+        self._up = up
         self._outgoing = outgoing
         self._lock = threading.Lock()
         self._number = proc.register(self)
@@ -86,7 +91,7 @@ class Branches:
         address = group[0].address
         self._proc.expect(self._number, address)
         head = message.pack(message.CAST, self._cast.target, reply=self._number)
-        meta = pickle.dumps((self._cast, [tuple(member) for member in group]))
+        meta = pickle.dumps((self._cast, self._up, [tuple(member) for member in group]))
         try:
             self._proc.post(address, head, b"".join((_SIZE.pack(len(meta)), meta, self._outgoing.body)), 60.0)
         except (SupervisionError, RdmaError):
@@ -111,7 +116,7 @@ def start(proc: Proc, cast: Cast, members: Sequence[Member], alone: Sequence[Mem
     """Sends from the root. `alone`: to these directly, after what was sent to them directly before."""
     here = host_of(proc.address)
     in_order = sorted(members, key=lambda member: (host_of(member.address) != here, host_of(member.address)))
-    return Branches(proc, cast, [*split(in_order, cast.fanout), *([member] for member in alone)], outgoing)
+    return Branches(proc, cast, cast.reply, [*split(in_order, cast.fanout), *([member] for member in alone)], outgoing)
 
 
 def next_number() -> int:
@@ -122,11 +127,15 @@ def next_number() -> int:
 def on_cast(proc: Proc, frame: Frame, seen: dict[tuple[str, int], int]) -> None:
     """A cast arrives: hands it to our actor and passes it on. `seen`: by sender and actor, the last one's number."""
     (size,) = _SIZE.unpack_from(frame.body)
-    cast, raw = pickle.loads(frame.body[_SIZE.size : _SIZE.size + size])
+    cast, up, raw = pickle.loads(frame.body[_SIZE.size : _SIZE.size + size])
     members = [Member(*member) for member in raw]
     body = frame.body[_SIZE.size + size :]
     if cast.number <= seen.get((cast.sender, cast.target), 0):
-        return _pass_on(proc, frame, cast, members, Outgoing(bytes(body)))
+        return _pass_on(proc, frame, cast, up, members, Outgoing(bytes(body)))
+    answer_to = None
+    if cast.is_collected:
+        up = Collector(proc, cast, frame.address, up, len(members)).number
+        answer_to = proc.address, up
     call = Frame(
         message.CALL,
         cast.flags & ~message.LARGE,
@@ -138,16 +147,23 @@ def on_cast(proc: Proc, frame: Frame, seen: dict[tuple[str, int], int]) -> None:
         cast.extent,
         body,
         cast.sender,
+        answer_to,
     )
     if cast.flags & message.LARGE:
-        return proc.fetcher.do(lambda: _relay_large(proc, frame, cast, members, call, seen))
+        return proc.fetcher.do(lambda: _relay_large(proc, frame, cast, up, members, call, seen))
     seen[cast.sender, cast.target] = cast.number
     proc.on_frame(call)
-    _pass_on(proc, frame, cast, members, Outgoing(bytes(body)))
+    _pass_on(proc, frame, cast, up, members, Outgoing(bytes(body)))
 
 
 def _relay_large(
-    proc: Proc, frame: Frame, cast: Cast, members: Sequence[Member], call: Frame, seen: dict[tuple[str, int], int]
+    proc: Proc,
+    frame: Frame,
+    cast: Cast,
+    up: int,
+    members: Sequence[Member],
+    call: Frame,
+    seen: dict[tuple[str, int], int],
 ) -> None:
     """Reads the buffers, offers them further down, and only then lets the actor have them."""
     try:
@@ -161,10 +177,10 @@ def _relay_large(
     else:
         proc.on_frame(call)
     seen[cast.sender, cast.target] = cast.number
-    _pass_on(proc, frame, cast, members, outgoing)
+    _pass_on(proc, frame, cast, up, members, outgoing)
 
 
-def _pass_on(proc: Proc, frame: Frame, cast: Cast, members: Sequence[Member], outgoing: Outgoing) -> None:
+def _pass_on(proc: Proc, frame: Frame, cast: Cast, up: int, members: Sequence[Member], outgoing: Outgoing) -> None:
     """To those below; then the parent is told."""
 
     def tell() -> None:
@@ -173,7 +189,7 @@ def _pass_on(proc: Proc, frame: Frame, cast: Cast, members: Sequence[Member], ou
     if len(members) == 1:
         tell()
     else:
-        Branches(proc, cast, split(members[1:], cast.fanout), outgoing).done.add_callback(tell)
+        Branches(proc, cast, up, split(members[1:], cast.fanout), outgoing).done.add_callback(tell)
 
 
 def split(members: Sequence[Member], count: int) -> list[Sequence[Member]]:
