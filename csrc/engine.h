@@ -82,6 +82,8 @@ typedef struct {
   uint32_t bulk_tls;             /* 1: TLS on tcp lane data sockets too */
   uint32_t tcp_sockets;          /* data sockets per peer for large transfers */
   uint32_t copy_threads;         /* threads for large same-host copies; 0 = chosen from the cores */
+  const char* verbs_devices;     /* RDMA cards to use, in the order of rails: "mlx5_0,mlx5_1:1,bnxt_re*"; "" = chosen */
+  int32_t verbs_gid_index;       /* entry of the GID table to use on RoCE ports; -1 = chosen */
   uint64_t max_frame_bytes;      /* largest control frame accepted */
   uint64_t message_window_bytes; /* unread message bytes a peer may have outstanding here */
   uint32_t max_pending_ops;      /* operations in flight per engine */

@@ -47,6 +47,8 @@ mr_options Options::defaults() {
   raw.lanes = "shm,tcp";
   raw.same_host_unix = raw.shm_mapped = raw.shm_process_vm = 1;
   raw.tcp_sockets = 4;
+  raw.verbs_devices = "";
+  raw.verbs_gid_index = -1;
   raw.max_frame_bytes = 16u << 20;
   raw.message_window_bytes = 64u << 20;
   raw.max_pending_ops = 1u << 20;
@@ -80,6 +82,9 @@ Options Options::from(const mr_options& raw) {
   demand(raw.tcp_sockets >= 1 && raw.tcp_sockets <= 64, "tcp_sockets", std::to_string(raw.tcp_sockets),
          "must be 1 to 64");
   demand(raw.copy_threads <= 256, "copy_threads", std::to_string(raw.copy_threads), "must be at most 256");
+  out.verbs_devices = text(raw.verbs_devices);
+  demand(raw.verbs_gid_index >= -1 && raw.verbs_gid_index <= 65535, "verbs_gid_index",
+         std::to_string(raw.verbs_gid_index), "must be -1 (chosen) or an index up to 65535");
   demand(raw.max_frame_bytes >= 4096 && raw.max_frame_bytes <= (1u << 30), "max_frame_bytes",
          std::to_string(raw.max_frame_bytes), "must be 4 KiB to 1 GiB");
   demand(raw.message_window_bytes >= 4096, "message_window_bytes", std::to_string(raw.message_window_bytes),
@@ -93,6 +98,7 @@ Options Options::from(const mr_options& raw) {
   demand_positive(raw.drop_timeout, "drop_timeout");
   if (raw.protocol_version == 0) out.raw.protocol_version = mr_protocol_version();
   out.raw.name = out.raw.listen_host = out.raw.advertise_host = out.raw.lanes = nullptr;
+  out.raw.verbs_devices = nullptr;
   out.raw.secret = nullptr;
   return out;
 }
