@@ -165,7 +165,7 @@ OPTIONS: dict[str, Option] = {
         Option(
             "cast_fanout",
             int,
-            64,
+            128,
             "Calls to more actors than this go over a tree, in which each process sends to at most so many.",
             minimum=2,
             engine=False,
@@ -228,7 +228,7 @@ ALIASES = {
         (Option("rdma_allow_tcp_fallback", bool, True, "Whether tcp is in lanes."), "lanes", _allow_tcp),
         (Option("rdma_disable_ibverbs", bool, False, "Whether verbs is kept out of lanes."), "lanes", _disable_verbs),
         (Option("rdma_tcp_fallback_parallelism", int, 4, "tcp_sockets.", minimum=1, maximum=64), "tcp_sockets", _same),
-        (Option("max_cast_fanout", int, 64, "cast_fanout.", minimum=2), "cast_fanout", _same),
+        (Option("max_cast_fanout", int, 128, "cast_fanout.", minimum=2), "cast_fanout", _same),
         (
             Option("codec_max_frame_length", int, 16 << 20, "max_frame_bytes.", "bytes", 4096, 1 << 30),
             "max_frame_bytes",
