@@ -108,6 +108,20 @@ OPTIONS: dict[str, Option] = {
         Option("bulk_tls", bool, False, "Encrypt and authenticate the bytes of tensors on the tcp lane too."),
         Option("tcp_sockets", int, 4, "Data sockets per peer for large transfers.", minimum=1, maximum=64),
         Option("copy_threads", int, 0, "Threads for large copies on one host; 0 = chosen from the cores.", maximum=256),
+        Option(
+            "verbs_devices",
+            str,
+            "",
+            'Comma list of the RDMA cards to use, in the order of rails: "mlx5_0,mlx5_1:1,bnxt_re*"; "" = chosen.',
+        ),
+        Option(
+            "verbs_gid_index",
+            int,
+            -1,
+            "Entry of the GID table to use on RoCE ports; -1 = chosen.",
+            minimum=-1,
+            maximum=65535,
+        ),
         Option("max_frame_bytes", int, 16 << 20, "Largest control frame accepted.", "bytes", 4096, 1 << 30),
         Option(
             "message_window_bytes", int, 64 << 20, "Unread message bytes a peer may have here.", "bytes", 4096, 1 << 40
