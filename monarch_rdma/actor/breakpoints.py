@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import queue
+import socket
 import sys
 import threading
 import weakref
@@ -82,6 +83,7 @@ class Session:
             "coords": dict(owner.actor_instance.rank) if owner is not None else {},
             "endpoint": self._call.method.decode() if self._call is not None else None,
             "thread": thread.native_id,
+            "hostname": socket.gethostname(),
             "function": frame.f_code.co_name,
             "file": frame.f_code.co_filename,
             "line": frame.f_lineno,
