@@ -48,6 +48,7 @@ T = TypeVar("T")
 HOST = 3  # the number of the agent in its process
 _ORPHANS_TIMEOUT = 1.0  # seconds for processes whose owner is gone, before they are killed
 _names = itertools.count()
+_GRACE = 1.2  # seconds that processes have for their cleanup when this one ends; those that hang are gone within 2
 
 
 @dataclass(frozen=True)
@@ -234,7 +235,7 @@ class HostAgent(Actor):
             for child in self._children.values():
                 child.is_wanted = False
         for template in templates:
-            template.close()
+            template.close(_GRACE)
 
     def _template(self, python: str | None, preload: tuple[str, ...], client: str) -> Template:
         """Each client has its own: what its processes print goes to it."""

@@ -110,12 +110,13 @@ class Proc:
         self._helping = threading.Lock()
         self.timers = Timers(self._wake.set)
         self.fetcher = Fetcher(self)
+        self._is_ending = False
         self._closing = False
         self._casts: dict[tuple[str, int], int] = {}  # see on_cast
         self._at_close: list[Callable[[], None]] = []
         root = Root(self)
         self.root_context = Context(root)
-        self.register(RootReceiver(root.owned), ROOT)
+        self.register(RootReceiver(self, root.owned), ROOT)
         logs = LogSink()
         self.register(logs, LOGS)
         self._logs = logs
@@ -287,6 +288,11 @@ class Proc:
         actor.on_frame(message.unpack(memoryview(head + encode(birth).body), self.address))
         self.receivers[number] = actor  # from now on others' messages get there
 
+    @property
+    def is_ending(self) -> bool:
+        """Then failures of what it spawned are only logged."""
+        return self._is_ending
+
     def at_close(self, action: Callable[[], None]) -> None:
         self._at_close.append(action)
 
@@ -371,6 +377,7 @@ class Proc:
         from . import breakpoints
         from .instance import Instance
 
+        self._is_ending = True
         breakpoints.close_all(self)
         actors = [receiver for receiver in list(self.receivers.values()) if isinstance(receiver, Instance)]
         deadline = time.monotonic() + float(config.get("cleanup_timeout"))
@@ -396,12 +403,17 @@ class Proc:
 class RootReceiver:
     """The client's code, as the owner of what it spawned: failures that come here were handled by nobody."""
 
-    def __init__(self, owned: Owned) -> None:
+    def __init__(self, proc: Proc, owned: Owned) -> None:
+        self._proc = proc
         self._owned = owned
 
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == message.FAILURE:
             failures = self._owned.seen_by_owner(frame.load())
+            if self._proc.is_ending:
+                for failure in failures:
+                    _log.error("while this program ends: %s", failure.report())
+                return
             threading.Thread(target=unhandled, args=(failures,), name="monarch_rdma-fault", daemon=True).start()
 
     def on_lost(self, address: str, error: SupervisionError) -> None:
