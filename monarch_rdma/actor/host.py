@@ -7,6 +7,7 @@ The agent of a program's own host runs in the program itself; those of other hos
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import contextvars
 import dataclasses
 import itertools
@@ -21,7 +22,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from .. import config
-from ..errors import ConfigError, TransferTimeout
+from ..errors import ConfigError, RdmaError, TransferTimeout
 from . import message
 from .actor import Actor
 from .context import context
@@ -264,7 +265,8 @@ class HostAgent(Actor):
             return
         timeout = float(config.get("process_exit_timeout")) if timeout is None else timeout
         deadline = time.monotonic() + timeout
-        self._agents(list(children)).leave.broadcast(reason)
+        with contextlib.suppress(SupervisionError, RdmaError):  # some are gone already, or this process ends too
+            self._agents(list(children)).leave.broadcast(reason)
         for child in children.values():
             if child.started.wait(max(0.0, deadline - time.monotonic())) is None:
                 child.started.kill()
@@ -392,7 +394,7 @@ def spawn_on_hosts(
     for host, (agent_address, addresses) in enumerate(spawned.items()):
         watch.add(agent_address, name, host * count, addresses, owner)
     mesh = ProcMesh(name, list(itertools.chain(*spawned.values())), extent.region, hosts)
-    context().actor_instance.owned.keep(mesh)
+    context().actor_instance.owned.keep(mesh, name, mesh._chosen(), has_actors=False)
     return mesh
 
 
