@@ -150,8 +150,7 @@ class ProcMesh(_ProcessMesh):
         deadline = time.monotonic() + PATIENCE
         cast(proc, mesh._routes, outgoing, b"__init__", mesh._extent_bytes, waiting, deadline, flags=message.NEW)
         mesh._initialized = waiting.future
-        instance.owned.add(name, self._chosen())
-        instance.owned.keep(mesh)
+        instance.owned.keep(mesh, name, self._chosen(), has_actors=True)
         return mesh
 
     @property
@@ -169,7 +168,7 @@ class ProcMesh(_ProcessMesh):
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
         """Ends the processes and all actors in them, `__cleanup__` included. Those that are gone count as stopped."""
         self._is_stopped = True
-        context().actor_instance.owned.forget(self)
+        context().actor_instance.owned.forget(self, self._chosen())
         return self.host_mesh._stop_procs(self._chosen(), reason)
 
     def logging_option(

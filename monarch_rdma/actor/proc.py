@@ -47,6 +47,7 @@ _log = logging.getLogger("monarch_rdma.actor")
 
 AGENT = 1  # the number of each process's agent
 _numbers = itertools.count(16)  # also across a close: a late answer must not meet another call
+_MOST_LOST = 4096  # lost processes that are remembered; of others the engine says so again
 _UNWATCH_AFTER = 10.0  # seconds without anything pending
 _REPLY_TIMEOUT = 60.0  # seconds that the receiver of an answer may take no frames
 
@@ -215,6 +216,8 @@ class Proc:
             receiver.on_lost(address, self._lost[address])
 
     def _on_lost(self, address: str, sentence: str) -> None:
+        while len(self._lost) >= _MOST_LOST:
+            del self._lost[next(iter(self._lost))]
         self._lost[address] = SupervisionError(f"process {name_of(address)} is lost: {sentence}")
         self._watched.discard(address)
         for number in list(self._expecting.pop(address, ())):
