@@ -28,21 +28,24 @@ def test_the_readme_example(tmp_path: Path) -> None:
     assert "16777216.0" in output_of(program)
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        ("copy_weights", ["4 tensors, 33.6 MB", "the reader's model is now the owner's"]),
-        ("notify", [f"row {row:2} is complete" for row in range(16)]),
-        ("share_model", ["134 MB of weights"]),
-    ],
-)
+EXAMPLES: list[tuple[str, list[str]]] = [
+    ("copy_weights", ["4 tensors, 33.6 MB", "the reader's model is now the owner's"]),
+    ("ping_pong", ["the ball came back 2000 times"]),
+    ("parameter_server", ["the loss fell from"]),
+    ("weight_sync", ["the mean reward rose from"]),
+    ("notify", [f"row {row:2} is complete" for row in range(16)]),
+    ("share_model", ["134 MB of weights"]),
+]
+
+
+@pytest.mark.parametrize(("name", "told"), EXAMPLES)
 def test_example(name: str, told: list[str]) -> None:
     out = output_of(ROOT / "examples" / f"{name}.py")
     assert [text for text in told if text not in out] == []
 
 
 def test_every_example_is_run() -> None:
-    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {"copy_weights", "notify", "share_model"}
+    assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {name for name, _ in EXAMPLES}
 
 
 def test_documents_name_files_that_exist() -> None:
