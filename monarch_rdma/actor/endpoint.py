@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..rdma.engine import seconds
 from . import message
 from .cast import cast
-from .codec import encode
+from .codec import encode_call
 from .future import Future
 from .port import Port
 from .proc import Proc, current_proc
@@ -243,7 +243,7 @@ class Endpoint(Generic[R]):
         options = self._options
         try:
             self._property.check(args, kwargs)
-            outgoing = encode((args, kwargs), codec=options.codec, view=options.view)
+            outgoing = encode_call(args, kwargs, codec=options.codec, view=options.view)
         except BaseException:
             if waiting is not None:
                 waiting.finish()
