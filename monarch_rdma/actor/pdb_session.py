@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pdb
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import TYPE_CHECKING, Any, cast
 
@@ -22,7 +23,7 @@ class PdbSession(pdb.Pdb):
         stream = cast(Any, session)
         super().__init__(stdin=stream, stdout=stream, skip=["asyncio", "asyncio.*"], nosigint=True, readrc=False)
         self.session = session
-        self._outside: FrameType | None = None  # who called the endpoint
+        self._outside: list[FrameType] = []  # those of ours that the endpoint returns to
 
     def announce(self, frame: FrameType) -> None:
         """Tells people, through what the process prints."""
@@ -37,24 +38,32 @@ class PdbSession(pdb.Pdb):
     def interaction(self, frame: FrameType | None, *args: Any) -> None:
         if frame is not None:
             self.session.stop_at(frame)
-            self._outside = _around(frame)
+            self._outside = list(_around(frame))
         super().interaction(frame, *args)
 
     def stop_here(self, frame: FrameType) -> bool:
-        if frame is self._outside:
+        return frame not in self._outside and super().stop_here(frame)
+
+    def dispatch_line(self, frame: FrameType) -> Any:
+        if frame in self._outside:  # the endpoint has returned
             self.set_continue()
-            return False
-        return super().stop_here(frame)
+        return super().dispatch_line(frame)
+
+    def dispatch_exception(self, frame: FrameType, arg: Any) -> Any:
+        if frame in self._outside:  # it has raised, or is a coroutine that has returned
+            self.set_continue()
+            return self.trace_dispatch
+        return super().dispatch_exception(frame, arg)
 
     def set_continue(self) -> None:
         super().set_continue()
         if not self.breaks:  # else it may stop again
-            self._outside = None
+            self._outside = []
             self.session.end("it goes on\n")
 
     def set_quit(self) -> None:
         super().set_quit()
-        self._outside = None
+        self._outside = []
         self.session.end("it was quit\n")
 
     # --- commands that would use the process's own terminal, or start it anew
@@ -76,8 +85,9 @@ class PdbSession(pdb.Pdb):
     do_restart = do_run
 
 
-def _around(frame: FrameType) -> FrameType | None:
+def _around(frame: FrameType) -> Iterator[FrameType]:
     outer: FrameType | None = frame
-    while outer is not None and outer.f_globals.get("__name__") != _AROUND:
+    while outer is not None:
+        if outer.f_globals.get("__name__") == _AROUND:
+            yield outer
         outer = outer.f_back
-    return outer
