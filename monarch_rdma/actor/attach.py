@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from .. import config
-from ..errors import ConfigError, PeerLost
+from ..errors import AuthenticationError, ConfigError, PeerLost
 from ..rdma.engine import seconds
 from .failure import SupervisionError
 from .future import Future, done_future
@@ -137,7 +137,7 @@ def _join(proc: Proc, hosts: HostMesh, timeout: float) -> None:
     mesh = HostMesh(hosts.name, agents, Extent(["hosts"], [len(agents)]).region)
     try:
         mesh._agents().join.options(timeout=timeout).call(proc.address).wait_get()
-    except SupervisionError as error:
+    except (SupervisionError, AuthenticationError) as error:
         raise PeerLost(
             f"{error}. It answered at the address that was given, but says that it is found at the one named here: if "
             "that cannot be reached, say where in its own address (tcp://dial_host:port@bind_host:port) or in its "

@@ -36,7 +36,7 @@ def check_ca(ca: Any) -> None:
         warnings.warn(
             f"ca={TRUST_ALL!r} is ignored: the job secret decides who may connect, and others are refused",
             UserWarning,
-            stacklevel=4,
+            stacklevel=3,  # who calls the function that has this argument
         )
 
 

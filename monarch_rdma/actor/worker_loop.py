@@ -46,14 +46,16 @@ def run_worker_loop_forever(
     Raises ConfigError (no job secret, a wrong address, a process that has begun as something else) or ResourceExhausted
     (the address is taken).
     """
-    _run(private_key, ca, address, ends_at_shutdown=False)
+    check_ca(ca)
+    _run(private_key, address, ends_at_shutdown=False)
 
 
 def run_worker_loop_until_shutdown(
     *, private_key: bytes | os.PathLike[str] | None = None, ca: Any = None, address: str
 ) -> None:
     """Like `run_worker_loop_forever`, but returns also when a client calls `shutdown()` on the host mesh."""
-    _run(private_key, ca, address, ends_at_shutdown=True)
+    check_ca(ca)
+    _run(private_key, address, ends_at_shutdown=True)
 
 
 def start_worker_loop_forever(
@@ -75,8 +77,7 @@ def start_worker_loop_forever(
     return ended
 
 
-def _run(private_key: bytes | os.PathLike[str] | None, ca: Any, address: str, *, ends_at_shutdown: bool) -> None:
-    check_ca(ca)
+def _run(private_key: bytes | os.PathLike[str] | None, address: str, *, ends_at_shutdown: bool) -> None:
     secret = job_secret(private_key)
     with _signals_end_it():
         proc = _open(address, secret, ends_at_shutdown)
