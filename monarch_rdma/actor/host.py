@@ -267,7 +267,9 @@ class HostAgent(Actor):
         deadline = time.monotonic() + timeout
         with contextlib.suppress(SupervisionError, RdmaError):  # some are gone already, or this process ends too
             self._agents(list(children)).leave.broadcast(reason)
-        for child in children.values():
+        for address, child in children.items():
+            if self._proc.is_lost(address):  # stopped, or cut off: it hears nothing
+                child.started.kill()
             if child.started.wait(max(0.0, deadline - time.monotonic())) is None:
                 child.started.kill()
                 child.started.wait(timeout)
