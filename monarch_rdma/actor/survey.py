@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from .. import config
-from ..errors import RdmaError
+from ..errors import RdmaError, TransferTimeout
 from .agent import ProcAgent
 from .failure import SupervisionError
 from .host import HOST, HostAgent
@@ -82,6 +82,8 @@ def _ask(question: Callable[[], T]) -> Answer:
         return Answer(question())
     except ActorError as error:
         return Answer(None, str(error.exception))
+    except TransferTimeout:
+        return Answer(None, "no answer in time")
     except (SupervisionError, RdmaError) as error:
         return Answer(None, str(error))
 
