@@ -35,7 +35,7 @@ def failing_doctor(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException],
 def test_help_names_every_command() -> None:
     done = command("--help")
     assert done.returncode == 0
-    assert all(name in done.stdout for name in ("doctor", "bench", "demo"))
+    assert all(name in done.stdout for name in ("doctor", "bench", "demo", "stacks", "top", "debug"))
 
 
 def test_version_is_the_packages() -> None:
@@ -61,6 +61,9 @@ def test_no_command_is_a_usage_error() -> None:
         (["demo", "--max-size", "big"], "'big' is not a number from 4096 on"),
         (["demo", "--sets", "real,other"], "'real,other' is not a comma list of real and generated"),
         (["bench", "--nonsense"], "--nonsense"),
+        (["stacks", "one"], "'one' is not a number from 1 on"),
+        (["top", "--interval", "0"], "'0' is not a number of seconds from 0.1 to 3600"),
+        (["debug", "1", "2"], "unrecognized arguments: 2"),
         (["bench", "--local", "--sizes", "0"], "--sizes"),
     ],
 )
