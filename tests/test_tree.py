@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from actor_client import Faults
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -16,12 +17,12 @@ from monarch_rdma import config
 from monarch_rdma.actor import (
     Actor,
     ActorMesh,
+    HostMesh,
     ProcMesh,
     SupervisionError,
     current_rank,
     endpoint,
     message,
-    this_host,
     tree,
 )
 from monarch_rdma.actor.proc import Proc
@@ -63,10 +64,8 @@ class Member(Actor):
 
 
 @pytest.fixture(scope="module")
-def shared() -> Iterator[ProcMesh]:
-    procs = this_host().spawn_procs({"p": COUNT})
-    yield procs
-    procs.stop().get(timeout=20)
+def shared(client: HostMesh) -> ProcMesh:
+    return client.spawn_procs({"p": COUNT})
 
 
 @pytest.fixture(params=[2, 3, COUNT - 1])
@@ -121,11 +120,10 @@ def test_an_exception_of_one_reaches_the_caller(procs: ProcMesh) -> None:
 
 @pytest.mark.parametrize("victim", [0, 1, COUNT - 1])
 def test_a_process_killed_in_the_middle_costs_nobody_else_the_call(
-    victim: int, monkeypatch: pytest.MonkeyPatch
+    victim: int, client: HostMesh, faults: Faults
 ) -> None:
-    monkeypatch.setattr("monarch_rdma.actor.unhandled_fault_hook", lambda failure: None)
     config.configure(cast_fanout=2)
-    procs = this_host().spawn_procs({"p": COUNT})
+    procs = client.spawn_procs({"p": COUNT})
     members = spawn(procs)
     pids = members.pid.call().get(timeout=20).values()
     survivors = [rank for rank in range(COUNT) if rank != victim]
@@ -139,6 +137,7 @@ def test_a_process_killed_in_the_middle_costs_nobody_else_the_call(
         members.hear.call("again").get(timeout=20)
     for rank in survivors:
         assert members.slice(p=rank).tell.call_one().get(timeout=20) == ["through", "again"]
+    assert faults.next().rank == victim
     procs.stop().get(timeout=20)
 
 

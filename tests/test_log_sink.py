@@ -1,0 +1,92 @@
+"""What workers print reaches the client: with its source, folded, or not at all."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+import pytest
+from actor_client import LIMIT, wait_until
+
+from monarch_rdma import config
+from monarch_rdma.actor import Actor, ActorMesh, HostMesh, ProcMesh, current_rank, endpoint
+
+
+class Talker(Actor):
+    @endpoint
+    def say(self, text: str, with_rank: bool = False) -> None:
+        print(f"{text} {current_rank().rank}" if with_rank else text, flush=True)
+
+    @endpoint
+    def write(self, data: bytes) -> None:
+        os.write(2, data)  # not through Python's own streams
+
+
+@pytest.fixture(scope="module")
+def talking(client: HostMesh) -> ProcMesh:
+    return client.spawn_procs({"g": 3}, name="talking")
+
+
+@pytest.fixture
+def talkers(talking: ProcMesh) -> Iterator[ActorMesh[Talker]]:
+    yield talking.spawn("talkers", Talker)
+    talking.logging_option(True, 0.2).get(timeout=LIMIT)
+
+
+class Shown:
+    """What came out so far."""
+
+    def __init__(self, capsys: pytest.CaptureFixture[str]) -> None:
+        self._capsys = capsys
+        self.lines: list[str] = []
+
+    def __call__(self, line: str) -> None:
+        """Waits until the line is there."""
+        wait_until(lambda: line in self._look(), lambda: f"{line!r} is not among {self.lines}")
+
+    def _look(self) -> list[str]:
+        out = self._capsys.readouterr()
+        self.lines.extend((out.out + out.err).splitlines())
+        return self.lines
+
+
+@pytest.fixture
+def shown(capsys: pytest.CaptureFixture[str]) -> Shown:
+    return Shown(capsys)
+
+
+def test_each_line_says_whose_it_is(talkers: ActorMesh[Talker], shown: Shown) -> None:
+    talkers.say.call("rank", with_rank=True).get(timeout=LIMIT)
+    for rank in range(3):
+        shown(f"[talking/{rank}] rank {rank}")
+
+
+def test_identical_lines_of_many_are_one(talking: ProcMesh, talkers: ActorMesh[Talker], shown: Shown) -> None:
+    talking.logging_option(True, 5.0).get(timeout=LIMIT)
+    talkers.say.call("the same").get(timeout=LIMIT)
+    talkers.slice(g=0).say.call("another").get(timeout=LIMIT)
+    talkers.say.call("last").get(timeout=LIMIT)
+    talking.logging_option(True, None).get(timeout=LIMIT)  # shows what waits
+    shown("[3 similar] the same")
+    shown("[talking/0] another")
+
+
+def test_what_is_written_below_python_arrives_too(talkers: ActorMesh[Talker], shown: Shown) -> None:
+    talkers.slice(g=1).write.call(b"from below\n").get(timeout=LIMIT)
+    shown("[talking/1] from below")
+
+
+def test_processes_can_be_kept_from_the_client(talking: ProcMesh, talkers: ActorMesh[Talker], shown: Shown) -> None:
+    talking.slice(g=slice(0, 2)).logging_option(stream_to_client=False).get(timeout=LIMIT)
+    talkers.say.call("hidden", with_rank=True).get(timeout=LIMIT)
+    shown("[talking/2] hidden 2")
+    assert [line for line in shown.lines if "hidden" in line] == ["[talking/2] hidden 2"]
+
+
+def test_lines_without_their_source(client: HostMesh, shown: Shown) -> None:
+    with config.configured(log_prefix=False):
+        procs = client.spawn_procs(name="plain")
+        procs.logging_option(True, None).get(timeout=LIMIT)
+        procs.spawn("talker", Talker).say.call("bare").get(timeout=LIMIT)
+        shown("bare")
+        procs.stop().get(timeout=LIMIT)
