@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
@@ -15,7 +15,7 @@ from .failure import SupervisionError, encode_failure
 from .future import Future
 from .message import Frame
 from .reply import deliver
-from .route import PATIENCE
+from .route import CREDIT_BATCH, PATIENCE
 
 if TYPE_CHECKING:
     from .proc import Proc
@@ -39,7 +39,7 @@ _pickled = _Pickled()
 class Port(Generic[R]):
     """Sends values to its PortReceiver, from any process. Can be pickled."""
 
-    __slots__ = ("_address", "_is_once", "_is_used", "_number", "_rank")
+    __slots__ = ("_address", "_is_once", "_is_used", "_number", "_rank", "_route")
 
     def __init__(self, address: str, number: int, *, rank: int = 0, is_once: bool = False) -> None:
         self._address = address
@@ -47,6 +47,7 @@ class Port(Generic[R]):
         self._rank = rank
         self._is_once = is_once
         self._is_used = False
+        self._route: tuple[Proc, Route] | None = None  # counts what is on its way; a fork has another process
 
     def send(self, value: R) -> None:
         """Returns when the receiver has what is large in it.
@@ -91,7 +92,9 @@ class Port(Generic[R]):
         self._is_used = True
         proc = current_proc()
         if not self._is_once:
-            proc.route(self._address, self._number).enter(time.monotonic() + PATIENCE)
+            if self._route is None or self._route[0] is not proc:
+                self._route = proc, proc.route(self._address, self._number)
+            self._route[1].enter(time.monotonic() + PATIENCE)
         taken = self._start(proc, outgoing, flags)
         note_holders(proc, [self._address])
         if taken is not None:
@@ -224,6 +227,7 @@ class _Queue:
         self._lock = threading.RLock()  # a collected future puts its value back from anywhere
         self._arrived: deque[_Item] = deque()
         self._waiting: deque[weakref.ref[_Received]] = deque()
+        self._taken: Counter[str] = Counter()  # values by process, since the last credit
         self.number = proc.register(self)
 
     def next(self, ranked: bool) -> Future[Any]:
@@ -269,8 +273,29 @@ class _Queue:
 
     def _hand_over(self, item: _Item, future: _Received) -> None:
         if item.is_counted:
-            self._proc.credit(item.address, self.number, 1)
+            self._count(item.address)
         item.part.add_callback(lambda: self._on_part(item.part, future))
+
+    def _count(self, address: str) -> None:
+        """A value from there was taken."""
+        with self._lock:
+            self._taken[address] += 1
+            count = self._taken.pop(address) if self._taken[address] >= CREDIT_BATCH else 0
+        if count:
+            self._proc.credit(address, self.number, count)
+
+    def close(self) -> None:
+        """What waits here is dropped, as is all that comes from now on: senders do not wait for room any more."""
+        if self._proc.forget(self.number) and (self._arrived or self._taken):
+            self._proc.fetcher.do(self._credit_rest)
+
+    def _credit_rest(self) -> None:
+        with self._lock:
+            self._taken.update(item.address for item in self._arrived if item.is_counted)
+            self._arrived.clear()
+            taken, self._taken = self._taken, Counter()
+        for address, count in taken.items():
+            self._proc.credit(address, self.number, count)
 
     def _on_part(self, part: Future[Any], future: _Received) -> None:
         with self._lock:
@@ -316,7 +341,7 @@ class PortReceiver(Generic[R]):
         raise ConfigError("a PortReceiver cannot be sent; send its Port")
 
     def __del__(self) -> None:
-        self._proc.forget(self._queue.number)
+        self._queue.close()
 
 
 class RankedPortReceiver(Generic[R]):

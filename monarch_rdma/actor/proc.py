@@ -319,13 +319,13 @@ class Proc:
         """Answers a frame that nobody will handle, so that nobody waits."""
         if frame.flags & message.LARGE:
             self.post_quietly(frame.address, message.pack(message.TAKEN, frame.origin, flags=message.FAILED))
-        if frame.kind == message.CALL:
+        if frame.kind in (message.CALL, message.SEND):
             self.credit(frame.address, frame.target, 1)
-            if frame.reply:
-                error = SupervisionError(why, frame.method.decode())
-                failure = encode_failure(error, codec=frame.codec)
-                address, number = frame.answer_to or (frame.address, frame.reply)
-                self.reply(address, number, frame.rank, failure, message.FAILED)
+        if frame.kind == message.CALL and frame.reply:
+            error = SupervisionError(why, frame.method.decode())
+            failure = encode_failure(error, codec=frame.codec)
+            address, number = frame.answer_to or (frame.address, frame.reply)
+            self.reply(address, number, frame.rank, failure, message.FAILED)
 
     def reply(self, address: str, number: int, rank: int, outgoing: Outgoing, flags: int = 0) -> None:
         """Sends a value to a port; waits until large parts of it are taken."""
