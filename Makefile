@@ -23,7 +23,7 @@ TSAN := SANITIZE=thread OUT=$(CURDIR)/build/tsan
 CPP_FILES = $(shell find csrc tests/csrc -name '*.h' -o -name '*.cc')
 PYTHON_FILES := monarch_rdma tests benchmarks examples build_backend hipify_rules setup.py
 
-.PHONY: help setup build demo test test-long test-cpp bench lint asan tsan fuzz format clean
+.PHONY: help setup build demo test test-long test-rdma test-cpp bench lint asan tsan fuzz format clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -56,6 +56,10 @@ test: build $(VENV)/demo-done test-cpp ## every test, in minutes (PYTEST_ARGS="-
 
 test-long: build $(VENV)/demo-done test-cpp ## the same with many more rounds of killing, stopping and random input
 	MONARCH_RDMA_TEST_ROUNDS=long $(PY) -m pytest --timeout 1800 $(PYTEST_ARGS)
+
+test-rdma: build ## the tests in virtual machines with Soft-RoCE alone (RDMA without a card)
+	@$(PY) tests/rdma_vm
+	$(PY) -m pytest tests/test_rdma_*.py $(PYTEST_ARGS)
 
 test-cpp: setup ## the C++ unit tests alone
 	$(call cpp_run,check,.lock,)

@@ -5,9 +5,11 @@
 #   .ci/system_packages.sh build [PYTHON]    compiler, make, OpenSSL and Python headers, venv for PYTHON (default
 #                                            python3); libibverbs' headers if they can be had
 #   .ci/system_packages.sh bench [PYTHON]    iperf3, which the benchmarks compare with
+#   .ci/system_packages.sh rdma              QEMU and RDMA tools, for the virtual machine of the RDMA tests
 set -euo pipefail
 
-purpose=${1:?build or bench}
+purpose=${1:?build, bench or rdma}
+PATH=$PATH:/usr/sbin:/sbin
 python=${2:-python3}
 missing=()
 wanted=() # as missing, but it goes without
@@ -40,7 +42,16 @@ case $purpose in
     fi
     ;;
   bench) need iperf3 command -v iperf3 ;;
-  *) echo "unknown purpose: $purpose (build or bench)" >&2; exit 2 ;;
+  rdma)
+    need qemu-system-x86 command -v qemu-system-x86_64
+    need ibverbs-providers compgen -G '/usr/lib/*/libibverbs/librxe-*.so'
+    need ibverbs-utils command -v ibv_devinfo
+    need perftest command -v ib_read_bw
+    need iproute2 command -v rdma
+    need kmod command -v depmod
+    need util-linux command -v setpriv
+    ;;
+  *) echo "unknown purpose: $purpose (build, bench or rdma)" >&2; exit 2 ;;
 esac
 
 [ $((${#missing[@]} + ${#wanted[@]})) -gt 0 ] || exit 0

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from actor_client import Faults, client_of_its_own, faults_recorded
 from child import Child
+from rdma_vm.image import Image, Unavailable, prepare
 
 from monarch_rdma import config
 from monarch_rdma.actor import HostMesh, ProcMesh
@@ -77,3 +78,12 @@ def faults(client: HostMesh) -> Iterator[Faults]:
 def procs(client: HostMesh) -> ProcMesh:
     """Two processes, `gpus` 0 and 1."""
     return client.spawn_procs({"gpus": 2})
+
+
+@pytest.fixture(scope="session")
+def rdma_image() -> Image:
+    """What the virtual machines of the RDMA tests boot; made the first time, which takes a minute."""
+    try:
+        return prepare()
+    except Unavailable as why:
+        pytest.skip(str(why))

@@ -1,0 +1,122 @@
+"""Two virtual machines with Soft-RoCE, linked by two cables: bytes that leave one kernel and enter another, on cables
+that lose packets or are pulled. Right bytes, each operation ends, and nothing happens twice."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from rdma_vm.image import ROOT, Image
+from rdma_vm.machine import Command, Machine, empty_folder, two_machines
+
+from monarch_rdma.rdma import Secret
+
+pytestmark = pytest.mark.timeout(900)
+GUEST = "exec python tests/rdma_vm/guest"
+LANES = ["tcp"]
+MiB = 1 << 20
+
+
+@pytest.fixture(scope="module")
+def machines(rdma_image: Image) -> Iterator[tuple[Machine, Machine]]:
+    results = empty_folder(ROOT / "build/rdma_vm/two")
+    with two_machines(rdma_image, results, limit=800) as both:
+        secret = Secret.generate()
+        for machine in both:
+            secret.write_file(machine.results / "secret")
+            machine.run("install -m 600 /results/secret /run/secret").check()
+        yield both
+
+
+class Traffic:
+    """Operations of machine 2 (guest/operations.py) on memory of machine 1 (guest/owner.py), and what came of them."""
+
+    def __init__(self, machines: tuple[Machine, Machine], lane: str, **options: Any) -> None:
+        self.options = {"secret": "/run/secret", "lanes": lane, "heartbeat_timeout": 30}
+        ours = {"rounds": 50, "depth": 4, "bytes": 4096, "timeout": 60, "pause": 0, **options}
+        owner = {**self.options, "listen_host": "10.9.0.1", "size": ours["depth"] * ours["bytes"]}
+        self.owner = machines[0].start(f"{GUEST}/owner.py {shlex.quote(json.dumps(owner))}")
+        handles = said(self.owner, 0)
+        told = json.dumps({**self.options, **ours})
+        self.operations = machines[1].start(f"{GUEST}/operations.py {shlex.quote(handles)} {shlex.quote(told)}")
+        said(self.operations, 0)
+
+    def ends(self, timeout: float) -> dict[str, Any]:
+        """What operations.py says, with the owner's view of it. Asserts what must hold whatever happened."""
+        self.operations.wait(timeout).check()
+        outcome = json.loads(said(self.operations, 1))
+        self.owner.signal("TERM")
+        self.owner.wait(30).check()
+        seen = json.loads(said(self.owner, 1))
+        assert outcome["wrong"] == []
+        assert outcome["added"] <= seen["counter"] <= outcome["added"] + outcome["perhaps_added"]
+        assert len(seen["notified"]) == len(set(seen["notified"])), "a notification came twice"
+        assert set(outcome["notified"]) <= set(seen["notified"])
+        assert set(seen["notified"]) <= set(outcome["notified"]) | set(outcome["perhaps_notified"])
+        return outcome
+
+
+def said(command: Command, index: int) -> str:
+    """A line that a guest program says in JSON. What else it says is its failure."""
+    line = command.line(index, 60)
+    assert line.startswith("{"), command.wait(10).output
+    return line
+
+
+@contextmanager
+def repeated(*actions: Callable[[], None], every: float) -> Iterator[None]:
+    """Carries out the actions in turn, `every` so many seconds, while the block runs, and each once more at its end."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(every):
+            for action in actions:
+                action()
+                over.wait(every)
+        for action in actions:
+            action()
+
+    thread = threading.Thread(target=repeat)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_right_bytes_over_the_cable(machines: tuple[Machine, Machine], lane: str) -> None:
+    outcome = Traffic(machines, lane, rounds=12, bytes=4 * MiB).ends(120)
+    assert outcome["failures"] == {}
+    assert set(outcome["lanes"]) - {"control"} == {lane}  # atomics may go over the control stream
+    assert outcome["added"] and outcome["notified"]
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_small_operations_on_a_cable_that_is_pulled_all_the_time(machines: tuple[Machine, Machine], lane: str) -> None:
+    """Every 0.2 s the cable of the first rail is out, or in again."""
+    traffic = Traffic(machines, lane, rounds=250, timeout=60)
+    with repeated(lambda: machines[1].plug(0, False), lambda: machines[1].plug(0, True), every=0.2):
+        outcome = traffic.ends(240)
+    assert outcome["done"] >= 1000 - sum(outcome["failures"].values())
+    assert outcome["failures"] == {}
+
+
+@pytest.mark.parametrize("lane", LANES)
+def test_a_cable_that_loses_packets(machines: tuple[Machine, Machine], lane: str) -> None:
+    for machine in machines:
+        machine.run(
+            "for rail in 0 1; do tc qdisc add dev rail$rail root netem loss 2% reorder 5% delay 1ms; done"
+        ).check()
+    try:
+        outcome = Traffic(machines, lane, rounds=40, bytes=64 << 10).ends(240)
+    finally:
+        for machine in machines:
+            machine.run("for rail in 0 1; do tc qdisc del dev rail$rail root; done").check()
+    assert outcome["failures"] == {}
