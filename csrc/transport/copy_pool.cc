@@ -51,7 +51,7 @@ class CopyPool::Task : public OpHelper, public std::enable_shared_from_this<Task
         num_chunks_((bytes + chunk_ - 1) / chunk_),
         max_threads_(max_threads) {}
 
-  void help(Time until) override {
+  void help(const mr_op&, Time until) override {
     Role role;
     {
       std::lock_guard guard(state_->lock);

@@ -102,7 +102,7 @@ std::shared_ptr<OpHelper> mr_op::helper() {
 }
 
 void mr_op::wind_up() {
-  if (const auto work = helper()) work->help(Time::min());
+  if (const auto work = helper()) work->help(*this, Time::min());
 }
 
 bool mr_op::wait(double timeout) {
@@ -112,7 +112,7 @@ bool mr_op::wait(double timeout) {
   const Time until = endless ? Time::max() : after(timeout);
   while (!done() && Clock::now() < until) {
     if (const auto work = helper()) {
-      work->help(until);
+      work->help(*this, until);
       if (!done()) sleep_until(until);
       continue;
     }

@@ -15,6 +15,11 @@ namespace mr {
 
 class Peer;
 class Link;
+}  // namespace mr
+
+struct mr_op;
+
+namespace mr {
 
 enum class Verb : uint8_t { read, write, fetch_add, compare_and_swap, drop, map, connect, watch, lookup };
 const char* verb_name(Verb verb);
@@ -23,7 +28,8 @@ inline bool is_atomic(Verb verb) { return verb == Verb::fetch_add || verb == Ver
 // Work of an operation that a thread which waits for it may take part in.
 class OpHelper {
  public:
-  virtual void help(Time until) = 0;  // returns at `until`, or when there is nothing (more) to help with
+  // Returns at `until`, when the operation is done, or when there is nothing (more) to help with.
+  virtual void help(const mr_op& op, Time until) = 0;
 
  protected:
   ~OpHelper() = default;

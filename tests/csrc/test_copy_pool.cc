@@ -10,6 +10,7 @@ using namespace mr;
 namespace {
 
 constexpr uint64_t kMiB = 1u << 20, kStep = 4096;
+const Op none;
 
 struct CountingJob : CopyJob {
   explicit CountingJob(uint64_t bytes) : seen(bytes / kStep + 1) {}
@@ -46,14 +47,14 @@ TEST(the_pool_does_each_chunk_once_and_ends_once) {
       for (bool help : {false, true}) {
         const auto job = std::make_shared<CountingJob>(bytes);
         const auto task = pool->submit(job, bytes, threads);
-        if (help) task->help(Clock::now());  // joins and leaves at once
-        if (help) task->help(Time::max());
+        if (help) task->help(none, Clock::now());  // joins and leaves at once
+        if (help) task->help(none, Time::max());
         job->ends.wait(0);
         CHECK_EQ(job->kind, MR_OK);
         CHECK(job->threads <= threads + 1);
         CHECK(threads > 1 || job->in_order);
         for (uint64_t i = 0; i < bytes; i += kStep) CHECK_EQ(job->seen[i / kStep], 1);
-        task->help(Time::max());
+        task->help(none, Time::max());
         CHECK_EQ(job->ends, 1);
       }
 }
