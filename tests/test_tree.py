@@ -170,3 +170,24 @@ def test_large_answers_and_failures_go_to_the_caller_directly(procs: ProcMesh) -
     members = spawn(procs)
     answers = members.ones.call(300_000).get(timeout=20).values()
     assert [float(tensor.sum()) for tensor in answers] == [300_000.0] * COUNT
+
+
+def test_large_arguments_go_to_another_host_once(client: HostMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With processes of this host taken for ones of two others."""
+    procs = client.spawn_procs({"p": 6})
+    members = spawn(procs)
+    hosts = dict(zip(procs._chosen(), ["here", "here", "b", "b", "c", "c"], strict=True))
+    monkeypatch.setattr(tree, "host_of", lambda address: hosts.get(address, "here"))
+    sent: list[str] = []
+    post = Proc.post
+
+    def spying(proc: Proc, address: str, head: bytes, body: bytes = b"", timeout: float | None = None) -> None:
+        if head[0] in (message.CALL, message.CAST) and address in hosts:
+            sent.append(hosts[address])
+        post(proc, address, head, body, timeout)
+
+    monkeypatch.setattr(Proc, "post", spying)
+    tensor = torch.ones(300_000)
+    assert members.sum.call(tensor).get(timeout=20).values() == [300_000.0] * 6
+    assert sorted(sent) == ["b", "c", "here", "here"]
+    procs.stop().get(timeout=20)

@@ -52,9 +52,10 @@ def cast(
     call = Cast(proc.address, 0, 0, flags, routes[0].number, reply, method, extent)
     receivers = [_Receiver(rank, route) for rank, route in enumerate(routes, first_rank)]
     patience = None if waiting is None or waiting.timeout is None else deadline
-    fanout = int(config.get("cast_fanout")) if len(receivers) > 1 else 1
+    fanout = int(config.get("cast_fanout"))
     try:
-        if len(receivers) > max(fanout, 1):
+        is_large = outgoing.num_large and tree.saves_transfers(proc, [route.address for route in routes])
+        if len(receivers) > fanout or is_large:
             lost = _over_tree(proc, receivers, outgoing, waiting, deadline, patience, replace(call, fanout=fanout))
         else:
             lost = _directly(proc, receivers, outgoing, waiting, deadline, patience, call)
@@ -98,7 +99,7 @@ def _directly(
             try:
                 if not call.flags & _UNCOUNTED:
                     route.enter(deadline)
-                route.is_direct = True
+                route.last_direct = call.reply or _UNANSWERED
                 proc.post(route.address, head, outgoing.body, max(0.0, deadline - time.monotonic()))
             except SupervisionError as error:
                 lost = _fail(rank, error, waiting)
@@ -132,7 +133,7 @@ def _over_tree(
         try:
             if not call.flags & _UNCOUNTED:
                 route.enter(deadline)
-            (alone if route.is_direct else members).append(tree.Member(rank, route.address))
+            (alone if route.last_direct else members).append(tree.Member(rank, route.address))
             entered.append(route)
         except SupervisionError as error:
             lost = _fail(rank, error, waiting)
@@ -140,12 +141,13 @@ def _over_tree(
     numbered = replace(call, number=tree.next_number(), is_collected=is_collected)
     branches = tree.start(proc, numbered, members, alone, outgoing)
     for route in entered:
-        route.after, route.is_direct = branches.done, False
+        route.after, route.last_direct = branches.done, 0
     if outgoing.num_large and not branches.done.wait(_seconds_to(patience)):
         outgoing.release()
     return lost
 
 
+_UNANSWERED = -1
 _UNCOUNTED = message.NEW | message.STOP  # they need no place in the mailbox
 
 

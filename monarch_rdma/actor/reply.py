@@ -111,6 +111,11 @@ class Waiting:
         for route in self.routes:
             self.proc.post_quietly(route.address, message.pack(message.CANCEL, route.number, reply=self.number))
 
+    def note_arrival(self, route: Route) -> None:
+        """Its answer says that all that was sent there before has arrived."""
+        if route.last_direct == self.number:
+            route.last_direct = 0
+
     def finish(self) -> bool:
         """Takes the number back; False where that was done already."""
         if not self.proc.forget(self.number):
@@ -131,6 +136,7 @@ class SingleReply(Waiting):
 
     def on_answer(self, frame: Frame) -> None:
         if self.finish():
+            self.note_arrival(self.routes[0])
             deliver(self.proc, frame, self.future, self.accept)
         else:
             self.proc.refuse(frame, self.what)
@@ -199,6 +205,7 @@ class GatherReply(Waiting):
             self.finish()
             deliver(self.proc, frame, self.future, self.accept)
         else:
+            self.note_arrival(self.routes[frame.rank])
             part = self._parts[frame.rank]
             part.add_callback(self._arrived)
             deliver(self.proc, frame, part, self.accept)

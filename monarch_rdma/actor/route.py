@@ -35,7 +35,7 @@ class Route:
         "address",
         "after",
         "error",
-        "is_direct",
+        "last_direct",
         "number",
     )
 
@@ -44,7 +44,7 @@ class Route:
         self.number = number
         self.error: SupervisionError | None = None  # the process is lost
         self.after: Future[None] | None = None  # a cast on its way over a tree: what is sent next must not overtake it
-        self.is_direct = False  # messages went there directly since the last cast over a tree
+        self.last_direct = 0  # the last message that went there directly, and is not known to have arrived
         self._limit = int(config.get("mailbox_messages"))
         self._sent = itertools.count()  # next() is atomic
         self._credited = 0

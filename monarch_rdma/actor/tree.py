@@ -29,7 +29,7 @@ from .message import Frame
 if TYPE_CHECKING:
     from .proc import Proc
 
-__all__ = ["Branches", "Cast", "Member", "next_number", "on_cast", "start"]
+__all__ = ["Branches", "Cast", "Member", "next_number", "on_cast", "saves_transfers", "start"]
 
 _SIZE = struct.Struct("<I")
 _numbers = itertools.count(1)
@@ -114,9 +114,27 @@ class Branches:
 
 def start(proc: Proc, cast: Cast, members: Sequence[Member], alone: Sequence[Member], outgoing: Outgoing) -> Branches:
     """Sends from the root. `alone`: to these directly, after what was sent to them directly before."""
+    hosts = by_host(members)
+    here = hosts.pop(host_of(proc.address), [])
+    if outgoing.num_large and len(here) + len(hosts) <= cast.fanout:  # to another host once, here from our memory
+        groups: list[Sequence[Member]] = [*([member] for member in here), *hosts.values()]
+    else:
+        groups = split([*here, *itertools.chain(*hosts.values())], cast.fanout)
+    return Branches(proc, cast, cast.reply, [*groups, *([member] for member in alone)], outgoing)
+
+
+def by_host(members: Sequence[Member]) -> dict[str, list[Member]]:
+    hosts: dict[str, list[Member]] = {}
+    for member in members:
+        hosts.setdefault(host_of(member.address), []).append(member)
+    return hosts
+
+
+def saves_transfers(proc: Proc, addresses: Sequence[str]) -> bool:
+    """Whether large arguments would go to another host more than once if each of these processes read them from us."""
     here = host_of(proc.address)
-    in_order = sorted(members, key=lambda member: (host_of(member.address) != here, host_of(member.address)))
-    return Branches(proc, cast, cast.reply, [*split(in_order, cast.fanout), *([member] for member in alone)], outgoing)
+    remote = [host for host in map(host_of, addresses) if host != here]
+    return len(remote) > len(set(remote))
 
 
 def next_number() -> int:
