@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+from monarch_rdma.errors import ConfigError
+
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -88,6 +90,48 @@ def test_the_worker_loops_of_the_document_of_actors(tmp_path: Path) -> None:
     assert [loop.wait(30) for loop in loops] == [0, 0]
 
 
+def rows_below(heading: str) -> list[tuple[list[str], str]]:
+    """The tables of a section of coming-from-monarch.md: names in the first column, and the text of the last one."""
+    section = (ROOT / "docs" / "coming-from-monarch.md").read_text().partition(f"\n## {heading}\n")[2]
+    lines = re.findall(r"^\| (`.*)\|(.*)\|$", section.partition("\n## ")[0], re.MULTILINE)
+    return [(re.findall(r"`([^`]+)`", names), text.strip()) for names, text in lines]
+
+
+def test_every_name_of_monarch_is_in_the_table_and_what_is_absent_is_said_to_be() -> None:
+    from monarch_rdma import actor
+
+    said = {name: text for names, text in rows_below("Names of monarch.actor") for name in names}
+    assert sorted(said) == sorted(MONARCH_NAMES.split())
+    assert [name for name, text in said.items() if hasattr(actor, name) == text.startswith("absent")] == []
+
+
+def test_absent_methods_of_meshes_are_said_to_be() -> None:
+    from monarch_rdma import actor
+
+    rows = rows_below("Methods of meshes")
+    assert len(rows) > 4
+    for names, text in rows:
+        mesh = getattr(actor, names[0].partition(".")[0])
+        for name in names:
+            assert hasattr(mesh, name.rpartition(".")[2]) != text.startswith("absent"), name
+
+
+def test_every_key_of_monarch_is_accepted_or_refused_as_is_said() -> None:
+    from monarch_rdma import config
+
+    said = [name for names, _ in rows_below("Configuration keys") for name in names]
+    accepted = [key for key in MONARCH_KEYS.split() if key in config.OPTIONS or key in config.ALIASES]
+    assert said[: len(accepted)] == sorted(accepted, key=said.index)
+    assert set(said) <= set(MONARCH_KEYS.split())
+    for key in accepted:
+        option = config.OPTIONS[key] if key in config.OPTIONS else config.ALIASES[key][0]
+        with config.configured(**{key: option.default}):
+            assert key not in config.ALIASES or config.ALIASES[key][1] in config.get_runtime_config()
+    for key in set(MONARCH_KEYS.split()) - set(accepted):
+        with pytest.raises(ConfigError):
+            config.configure(**{key: "1s"})
+
+
 def test_documents_name_files_that_exist() -> None:
     missing = []
     for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]:
@@ -102,3 +146,37 @@ def test_every_option_is_documented() -> None:
 
     text = (ROOT / "docs" / "architecture.md").read_text()
     assert [name for name in config.OPTIONS if f"`{name}`" not in text] == []
+
+
+# Those of torchmonarch 0.7.0: monarch.actor.__all__, and what monarch.config.get_global_config() has.
+MONARCH_NAMES = """
+    Accumulator Actor ActorError Channel ChannelTransport Context Endpoint Extent Future HostMesh MeshFailure
+    Point Port PortReceiver ProcId ProcMesh Uid ValueMesh as_endpoint attach attach_to_workers
+    concurrent_endpoint config context current_actor_name current_rank current_size debug_controller
+    default_bootstrap_cmd enable_transport endpoint get_meter get_or_spawn_controller returns_future
+    run_worker_loop_forever run_worker_loop_until_shutdown send shutdown_context span start_worker_loop_forever
+    this_host this_proc traced unhandled_fault_hook
+"""
+MONARCH_KEYS = """
+    actor_spawn_max_idle channel_net_rx_buffer_full_check_interval channel_reconnect_timeout
+    channel_tcp_congestion channel_tcp_keepalive_idle cleanup_timeout codec_max_frame_length default_encoding
+    default_transport enable_dest_actor_reordering_buffer enable_file_capture enable_log_forwarding
+    enable_otel_metrics enable_otel_tracing enable_recorder_tracing enable_sqlite_tracing
+    enable_unawaited_python_task_traceback file_log_level force_file_log forwarder_flush_timeout
+    get_actor_state_max_idle get_proc_state_max_idle host_spawn_ready_timeout max_cast_dimension_size
+    max_cast_fanout mesh_admin_addr mesh_admin_config_dump_bridge_timeout mesh_admin_max_concurrent_resolves
+    mesh_admin_pyspy_bridge_timeout mesh_admin_pyspy_client_timeout mesh_admin_pyspy_max_profile_duration
+    mesh_admin_pyspy_timeout mesh_admin_query_child_timeout mesh_admin_resolve_actor_timeout
+    mesh_admin_single_host_timeout mesh_admin_tree_timeout mesh_attach_config_timeout
+    mesh_bootstrap_enable_pdeathsig mesh_orphan_timeout mesh_proc_spawn_max_idle mesh_terminate_concurrency
+    mesh_terminate_timeout message_ack_every_n_messages message_ack_time_interval message_delivery_timeout
+    message_latency_sampling_rate message_ttl_default monarch_log_suffix otel_metric_export_interval
+    pending_actor_delivery_timeout prefix_with_rank proc_launcher_kind proc_stop_max_idle process_exit_timeout
+    process_memory_metric_interval pyspy_bin rdma_allow_tcp_fallback rdma_cq_poller_per_device
+    rdma_disable_ibverbs rdma_host_odp rdma_ibverbs_target rdma_max_chunk_size_mb rdma_max_nics_per_buffer
+    rdma_min_stripe_size_kb rdma_peer_device_affinity rdma_qp_init_timeout rdma_qps_per_cq rdma_qps_per_peer
+    rdma_runtime_worker_threads rdma_tcp_fallback_parallelism read_log_buffer scuba_log_enter_exit
+    sequencer_max_locked_keys server_heartbeat_interval small_write_threshold split_max_buffer_age
+    split_max_buffer_size stop_actor_timeout stop_grace_period supervision_watchdog_timeout tail_log_lines
+    terminated_snapshot_retention tokio_worker_threads use_direct_spawn
+"""
