@@ -27,7 +27,14 @@ class Program:
             environment["MONARCH_RDMA_SECRET_FILE"] = str(secret_file)
         environment["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent), str(TESTS)])
         self.process = subprocess.Popen(
-            [sys.executable, "-c", _PROLOGUE.format(parent=os.getpid()) + textwrap.dedent(code), *arguments],
+            [
+                sys.executable,
+                "-X",
+                "faulthandler",
+                "-c",
+                _PROLOGUE.format(parent=os.getpid()) + textwrap.dedent(code),
+                *arguments,
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -75,9 +82,15 @@ class Program:
         return self.wait()
 
     def wait(self) -> int:
-        code = self.process.wait(LIMIT)
+        try:
+            code = self.process.wait(LIMIT)
+        except subprocess.TimeoutExpired:
+            self.process.send_signal(signal.SIGABRT)  # faulthandler shows where it is
+            self.process.wait(LIMIT)
+            code = None
         for reader in self._readers:
             reader.join(LIMIT)
+        assert code is not None, f"the program does not end:\n{self.errors}"
         return code
 
     def close(self) -> None:

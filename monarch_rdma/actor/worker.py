@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import pickle
 import signal
 import sys
+import threading
 from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any
@@ -24,7 +26,8 @@ __all__ = ["leave", "main", "planted", "seed", "serve"]
 _log = logging.getLogger("monarch_rdma.actor")
 _OWN_OPTIONS = frozenset({"name", "secret_file", "secret_fd", "port_min", "port_max"})  # of one process alone
 _HOST_OPTIONS = ("listen_host", "advertise_host", "ip_family")  # of all processes of a host
-_endings: SimpleQueue[str] = SimpleQueue()  # reasons to end; a signal handler may put one in at any moment
+_reasons: SimpleQueue[str] = SimpleQueue()  # to end; a signal handler may put one in at any moment
+_bell: list[int] = []  # of a process that serves: the ends of the pipe that wakes it, for good
 
 
 def seed(bootstrap: Callable[[], Any] | None) -> bytes:
@@ -68,11 +71,24 @@ def main(payload: bytes, fds: list[int]) -> int:
 
 def serve() -> None:
     """Blocks until `leave`, then ends this process's actors and its engine."""
-    _log.debug("the process ends: %s", _endings.get())
-    while not _endings.empty():
-        _endings.get()
+    _log.debug("the process ends: %s", _wait_for_reason())
     close_current()
     default_engine().close()
+
+
+def _wait_for_reason() -> str:
+    """A signal may reach any thread, but is handled by the main one, which sleeps here: hence the pipe."""
+    if not _bell:
+        _bell.extend(os.pipe2(os.O_CLOEXEC))
+        os.set_blocking(_bell[1], False)
+    if threading.current_thread() is threading.main_thread():
+        signal.set_wakeup_fd(_bell[1], warn_on_full_buffer=False)
+    while _reasons.empty():
+        os.read(_bell[0], 4096)
+    reason = _reasons.get()
+    while not _reasons.empty():
+        _reasons.get()
+    return reason
 
 
 def _usable(path: list[str]) -> list[str]:
@@ -106,4 +122,7 @@ class _Lifeline:
 
 def leave(reason: str) -> None:
     """Ends this process soon: its actors first, with their `__cleanup__`."""
-    _endings.put(reason)
+    _reasons.put(reason)
+    if _bell:
+        with contextlib.suppress(BlockingIOError):  # it has been rung often enough
+            os.write(_bell[1], b"\0")
