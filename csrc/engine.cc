@@ -6,6 +6,9 @@
 #include <new>
 
 #include "transport/node.h"
+#ifdef MR_VERBS
+#include "transport/verbs_describe.h"
+#endif
 
 namespace mr {
 namespace {
@@ -526,6 +529,22 @@ uint64_t mr_engine_counters(mr_engine* engine, char* out, uint64_t capacity) {
   for (const auto& [name, value] : engine->node->counts())
     json += (json.size() > 1 ? ", \"" : "\"") + name + "\": " + std::to_string(value);
   json += "}";
+  if (out != nullptr && capacity > 0) put_text(out, capacity, json);
+  return json.size();
+}
+
+uint64_t mr_verbs_describe(const char* devices, int32_t gid_index, uint32_t ip_family, char* out, uint64_t capacity) {
+  std::string json;
+#ifdef MR_VERBS
+  mr_error error{};
+  const int failed =
+      guarded(&error, [&] { json = describe_verbs({require(devices, "devices"), gid_index, ip_family}); });
+  if (failed != MR_OK) json = describe_nothing(error.message);
+#else
+  (void)devices, (void)gid_index, (void)ip_family;
+  json = R"({"built": false, "problem": "this build has no verbs lane: there was no header infiniband/verbs.h", )"
+         R"("devices": [], "rails": [], "near": []})";
+#endif
   if (out != nullptr && capacity > 0) put_text(out, capacity, json);
   return json.size();
 }

@@ -260,6 +260,11 @@ void mr_inbox_done(mr_inbox* inbox, uint32_t put_back);
 /* Counters since creation, as a JSON object (operations by lane, bytes, retries, peers, regions, loop wake-ups). */
 uint64_t mr_engine_counters(mr_engine* engine, char* out, uint64_t capacity);
 
+/* RDMA cards of this host, which of their ports would carry traffic, and why, as a JSON object; the arguments are those
+ * options of an engine. Opens each card for a moment. Returns the length; copies at most `capacity`, with a 0 at the
+ * end. */
+uint64_t mr_verbs_describe(const char* devices, int32_t gid_index, uint32_t ip_family, char* out, uint64_t capacity);
+
 /* cffi: end */
 
 /* Called on the loop (by its thread, or by one that waits for an operation) instead of filling the inbox; must not
