@@ -24,12 +24,21 @@ def output_of(program: Path) -> str:
     return done.stdout
 
 
-def test_the_readme_example(tmp_path: Path) -> None:
-    blocks = re.findall(r"^```python\n(.*?)^```", (ROOT / "README.md").read_text(), re.MULTILINE | re.DOTALL)
+def blocks_of(document: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize(
+    ("number", "told", "most_lines"),
+    [(0, "16777216.0", 16), (1, "hello you, from rank 3\n", 15)],
+    ids=["rdma", "actor"],
+)
+def test_the_readme_example(number: int, told: str, most_lines: int, tmp_path: Path) -> None:
+    block = blocks_of("README.md", "python")[number]
     program = tmp_path / "example.py"
-    program.write_text(blocks[0])
-    assert len([line for line in blocks[0].splitlines() if line.strip()]) <= 16
-    assert "16777216.0" in output_of(program)
+    program.write_text(block)
+    assert len([line for line in block.splitlines() if line.strip()]) <= most_lines
+    assert told in output_of(program)
 
 
 EXAMPLES: list[tuple[str, list[str]]] = [
@@ -50,10 +59,6 @@ def test_example(name: str, told: list[str]) -> None:
 
 def test_every_example_is_run() -> None:
     assert {path.stem for path in (ROOT / "examples").glob("*.py")} == {name for name, _ in EXAMPLES}
-
-
-def blocks_of(document: str, language: str) -> list[str]:
-    return re.findall(rf"^```{language}\n(.*?)^```", (ROOT / document).read_text(), re.MULTILINE | re.DOTALL)
 
 
 def promised_by(program: str) -> list[str]:
