@@ -271,8 +271,8 @@ void QueuePair::on_completion(const ibv_wc& wc) {
     if (ours) known_until_ = std::max(known_until_, wc.wr_id + 1);
     return;
   }
-  if (!ours) return;
-  known_until_ = std::max(known_until_, wc.wr_id);
+  if (!ours || std::exchange(failed_, true)) return;
+  known_until_ = std::max(known_until_, wc.wr_id);  // those before the first that failed have succeeded
   fail_once({wc.status, wc.vendor_err, wc.wr_id,
              fail(MR_PEER_LOST, std::string(completion_text(wc.status)) + " (status " + std::to_string(wc.status) +
                                     ", vendor error " + std::to_string(wc.vendor_err) + ")")});

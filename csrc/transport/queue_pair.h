@@ -161,6 +161,7 @@ class QueuePair : public OpHelper, public std::enable_shared_from_this<QueuePair
 
   std::mutex poll_lock_;
   uint64_t known_until_ = 0;  // all requests before it have succeeded
+  bool failed_ = false;       // a completion told of a failure: all that follow do
 
   std::mutex failure_lock_;
   QueuePairFailure failure_;
