@@ -28,6 +28,7 @@ class Fetcher:
         self._queue: SimpleQueue[Frame | Callable[[], object] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._starting = threading.Lock()
+        self._is_closed = False
 
     def fetch(self, frame: Frame) -> None:
         """Ends frame.fetched, and tells the sender."""
@@ -38,12 +39,18 @@ class Fetcher:
         self._add(action)
 
     def _add(self, item: Frame | Callable[[], object]) -> None:
+        """Also destructors call it: at any point, and when the interpreter ends, where no thread can be started."""
+        if self._is_closed:
+            return
         self._queue.put(item)
         if self._thread is None:
-            with self._starting:
-                if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="monarch_rdma-fetcher", daemon=True)
-                    self._thread.start()
+            thread = threading.Thread(target=self._run, name="monarch_rdma-fetcher", daemon=True)
+            with self._starting:  # nothing in here makes objects that could be what starts a collection
+                is_first = self._thread is None
+                if is_first:
+                    self._thread = thread
+            if is_first:
+                thread.start()
 
     def _run(self) -> None:
         while (item := self._queue.get()) is not None:
@@ -69,5 +76,6 @@ class Fetcher:
         self._proc.post_quietly(frame.address, message.pack(message.TAKEN, frame.origin, flags=flags))
 
     def close(self) -> None:
+        self._is_closed = True
         if self._thread is not None:
             self._queue.put(None)
