@@ -274,3 +274,13 @@ def test_ctrl_c_in_a_terminal_ends_the_client_quietly() -> None:
         said = process.communicate(timeout=LIMIT)[1].decode()
         wait_until(all_gone(family), "workers are left", SOON)
         assert said.count("Traceback") == 1 and said.rstrip().endswith("KeyboardInterrupt"), said
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+def test_a_client_that_ends_while_processes_come_up_ends_them(number: signal.Signals) -> None:
+    with client_program("spawns_slowly.py") as (process, family):
+        process.send_signal(number)
+        sent = time.monotonic()
+        process.wait(LIMIT)
+        wait_until(all_gone(family), lambda: f"left: {[p for p in family if not is_gone(p)]}", 2 * SOON)
+        assert time.monotonic() - sent < SOON
