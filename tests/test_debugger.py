@@ -7,6 +7,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -145,6 +146,11 @@ def entered(attached: Attachment, *lines: str) -> str:
     return text
 
 
+def behind(attached: Attachment) -> str:
+    """What pdb shows at the line behind breakpoint(); from Python 3.13 on it stops at breakpoint() itself first."""
+    return entered(attached, "n") if sys.version_info >= (3, 13) else attached.text
+
+
 @pytest.mark.parametrize("name", ["halt", "halt_async", "halt_beside"])
 def test_pdb_is_at_the_line_behind_and_the_call_goes_on(buggy: ActorMesh[Buggy], name: str) -> None:
     result = getattr(buggy.slice(gpus=1), name).call_one(4)
@@ -164,7 +170,7 @@ def test_sync_actors_wait_too(sync: ActorMesh[Sync]) -> None:
     result = sync.halt.call(1)
     for found in waiting(2):
         with Attachment(found) as attached:
-            assert "y = x + 1" in attached.text
+            assert "y = x + 1" in behind(attached)
             entered(attached, "c")
     assert result.get(LIMIT).values() == [2, 2]
 
@@ -172,7 +178,7 @@ def test_sync_actors_wait_too(sync: ActorMesh[Sync]) -> None:
 def test_steps_lead_over_an_await(buggy: ActorMesh[Buggy]) -> None:
     result = buggy.slice(gpus=0).halt_async.call_one(4)
     with Attachment(waiting()[0]) as attached:
-        assert "await asyncio.sleep(0)" in attached.text
+        assert "await asyncio.sleep(0)" in behind(attached)
         assert "y = x + 1" in entered(attached, "n")
         assert entered(attached, "n", "p y").startswith("5\n")
         assert "it goes on" in entered(attached, "c")
@@ -211,7 +217,7 @@ def test_two_breakpoints_on_the_way(buggy: ActorMesh[Buggy]) -> None:
     result = buggy.slice(gpus=0).twice.call_one()
     for text in ("x = 1", "return x + 1"):
         with Attachment(waiting()[0]) as attached:
-            assert text in attached.text
+            assert text in behind(attached)
             entered(attached, "c")
     assert result.get(LIMIT) == 2
 

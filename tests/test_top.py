@@ -15,6 +15,7 @@ from actor_client import wait_until
 from running_program import COMMAND, RunningProgram, Terminal, environment
 
 from monarch_rdma.actor.process_facts import ProcessFacts, descendants, facts_of
+from monarch_rdma.rdma import Secret
 from monarch_rdma.tools.top import Usage
 
 PROGRAM = """
@@ -165,6 +166,26 @@ def test_an_actor_at_a_breakpoint_is_seen(tmp_path: Path) -> None:
         running.line("ready")
         wait_until(lambda: actor(process(running, "procs0/0"), "busy")["at_breakpoint"], "it should wait")
         assert "at a breakpoint" in running.command("top", "--once").stdout
+
+
+def test_processes_of_other_hosts_are_found(tmp_path: Path) -> None:
+    secret, address = tmp_path / "job.secret", f"ipc://{tmp_path}/worker"
+    Secret.generate().write_file(secret)
+    variables = {"MONARCH_RDMA_SECRET_FILE": str(secret)}
+    loop = f"future = start_worker_loop_forever(address={address!r})\ndone()\n"
+    client = f"""
+        from monarch_rdma.actor import attach_to_workers
+        procs = attach_to_workers(workers=[{address!r}]).spawn_procs({{"gpus": 2}}, name="far")
+        done()
+    """
+    with RunningProgram(tmp_path, loop, **variables) as host, RunningProgram(tmp_path, client, **variables) as running:
+        host.line("ready"), running.line("ready")
+        seen = json.loads(running.command("top", "--json", str(running.pid)).stdout)["processes"]
+        assert [each["facts"]["pid"] for each in seen[:2]] == [running.pid, host.pid]
+        assert [each["process"] for each in seen[2:]] == ["far/0", "far/1"]
+        assert all(each["answers"] for each in seen)
+        stacks = json.loads(running.command("stacks", "--json", str(running.pid)).stdout)["processes"]
+        assert [each["problem"] for each in stacks] == [""] * 4
 
 
 def test_live(tmp_path: Path) -> None:

@@ -241,6 +241,7 @@ class HostMesh(_ProcessMesh):
         """
         from .host import spawn_on_hosts
 
+        announce(current_proc())
         return spawn_on_hosts(
             self, per_host, bootstrap, name, proc_bind, bootstrap_command, env, cwd, threads, gpus_per_proc, timeout
         )
