@@ -71,19 +71,38 @@ typedef struct {
   const char* name;      /* this process's name; "" = host:pid */
   const uint8_t* secret; /* job secret, at least 16 bytes; NULL = random, nobody can join */
   uint64_t secret_len;
-  const char* listen_host;       /* address or interface name to listen on */
-  const char* advertise_host;    /* address told to others; "" = the one listened on */
-  uint32_t port_min, port_max;   /* TCP port range; 0,0 = any */
-  uint32_t ip_family;            /* 0 = either, 4, 6 */
-  const char* lanes;             /* comma list of allowed lanes, best first: "shm,tcp" */
-  uint32_t same_host_unix;       /* 1: Unix socket control stream to peers on this host; 0: always TCP with TLS */
-  uint32_t shm_mapped;           /* 1: map the peer's shared memory */
-  uint32_t shm_process_vm;       /* 1: process_vm_readv/writev for memory that is not shared */
-  uint32_t bulk_tls;             /* 1: TLS on tcp lane data sockets too */
-  uint32_t tcp_sockets;          /* data sockets per peer for large transfers */
-  uint32_t copy_threads;         /* threads for large same-host copies; 0 = chosen from the cores */
-  const char* verbs_devices;     /* RDMA cards to use, in the order of rails: "mlx5_0,mlx5_1:1,bnxt_re*"; "" = chosen */
-  int32_t verbs_gid_index;       /* entry of the GID table to use on RoCE ports; -1 = chosen */
+  const char* listen_host;     /* address or interface name to listen on */
+  const char* advertise_host;  /* address told to others; "" = the one listened on */
+  uint32_t port_min, port_max; /* TCP port range; 0,0 = any */
+  uint32_t ip_family;          /* 0 = either, 4, 6 */
+  const char* lanes;           /* comma list of allowed lanes, best first: "shm,tcp" */
+  uint32_t same_host_unix;     /* 1: Unix socket control stream to peers on this host; 0: always TCP with TLS */
+  uint32_t shm_mapped;         /* 1: map the peer's shared memory */
+  uint32_t shm_process_vm;     /* 1: process_vm_readv/writev for memory that is not shared */
+  uint32_t bulk_tls;           /* 1: TLS on tcp lane data sockets too */
+  uint32_t tcp_sockets;        /* data sockets per peer for large transfers */
+  uint32_t copy_threads;       /* threads for large same-host copies; 0 = chosen from the cores */
+  const char* verbs_devices;   /* RDMA cards to use, in the order of rails: "mlx5_0,mlx5_1:1,bnxt_re*"; "" = chosen */
+  int32_t verbs_gid_index;     /* entry of the GID table to use on RoCE ports; -1 = chosen */
+  uint32_t verbs_queue_pairs;  /* queue pairs per peer and rail; the first is for small operations */
+  uint32_t verbs_max_queue_pairs; /* queue pairs of this engine, those that peers asked for included */
+  uint32_t verbs_depth;           /* work requests at a time on one queue pair */
+  uint64_t verbs_chunk_bytes;     /* most bytes of one work request */
+  uint32_t verbs_inline_bytes;    /* writes up to this size go inside of the request, where the card can */
+  uint32_t verbs_rd_atomic;       /* reads and atomics at a time on one queue pair */
+  uint32_t verbs_mtu;             /* of packets; 0 = the ports' */
+  uint32_t verbs_timeout;         /* 4.096 us * 2^timeout until a packet counts as lost; 0 = never */
+  uint32_t verbs_retries;         /* times a lost packet is sent again */
+  uint32_t verbs_rnr_retries;     /* times a packet is sent again to a receiver that is not ready; 7 = for ever */
+  uint32_t verbs_rnr_timer;       /* code of the pause before that */
+  uint32_t verbs_traffic_class;   /* of RoCE packets: DSCP * 4 + ECN */
+  uint32_t verbs_service_level;   /* of InfiniBand packets; priority of RoCE ones */
+  uint32_t verbs_hop_limit;
+  uint32_t verbs_pkey_index;
+  double verbs_spin;             /* how long a thread polls before it sleeps */
+  uint64_t verbs_cache_bytes;    /* registered local memory that is kept while no operation uses it */
+  uint32_t verbs_on_demand;      /* 1: on-demand paging instead of pinning local memory, where the card can */
+  uint32_t verbs_atomics;        /* 1: the card's atomics: not atomic against those of processors and other cards */
   uint64_t max_frame_bytes;      /* largest control frame accepted */
   uint64_t message_window_bytes; /* unread message bytes a peer may have outstanding here */
   uint32_t max_pending_ops;      /* operations in flight per engine */

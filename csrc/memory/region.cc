@@ -78,6 +78,20 @@ void Region::wake_waiters() {
   arrived_.notify_all();
 }
 
+std::shared_ptr<Grant> Region::grant(const char* lane, const std::function<std::shared_ptr<Grant>()>& make) {
+  std::lock_guard guard(lock_);
+  if (dropped.load()) return nullptr;
+  auto& found = grants_[lane];
+  if (!found) found = make();
+  return found;
+}
+
+bool Region::revoke_grants() {
+  std::lock_guard guard(lock_);
+  std::erase_if(grants_, [](const auto& entry) { return entry.second->revoke(); });
+  return grants_.empty();
+}
+
 Bytes RemoteRegion::encode() const {
   Writer out;
   out.put(kHandleVersion).text(owner).put(incarnation).text(address);

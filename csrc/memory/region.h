@@ -6,6 +6,7 @@
 #include <condition_variable>
 #include <cstdint>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -72,6 +73,14 @@ struct SharedMemory {
   uint32_t num_regions = 0;  // under the table's lock
 };
 
+// What a lane has set up so that peers reach a region without the owner's help, and must take away when it is dropped.
+class Grant {
+ public:
+  virtual ~Grant() = default;
+  // Any thread; begins to take it away, and never waits. True once nothing reaches the memory this way any more.
+  virtual bool revoke() = 0;
+};
+
 class Region {
  public:
   const uint64_t id;
@@ -91,6 +100,11 @@ class Region {
   int next_notification(double timeout, uint64_t* value);  // 1, 0, or -MR_ACCESS_DENIED once dropped and empty
   void wake_waiters();
 
+  // A lane's grant, by name, made by the first who asks; null once the region is dropped.
+  std::shared_ptr<Grant> grant(const char* lane, const std::function<std::shared_ptr<Grant>()>& make);
+  // Of a region that is dropped: true once nothing is left of its grants.
+  bool revoke_grants();
+
   Region(uint64_t id, Key key, uint8_t* base, uint64_t size, uint32_t access, uint32_t slot,
          std::shared_ptr<SharedMemory> shared, uint64_t shared_offset);
 
@@ -98,6 +112,7 @@ class Region {
   std::mutex lock_;
   std::condition_variable arrived_;
   std::deque<uint64_t> notifications_;
+  std::map<std::string, std::shared_ptr<Grant>> grants_;
 };
 using RegionRef = std::shared_ptr<Region>;
 

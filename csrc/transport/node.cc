@@ -103,7 +103,7 @@ void Node::close() {
   const Time deadline = after(options_.raw.drop_timeout);
   const auto ended = regions_.end_all();
   for (const auto& region : ended)
-    while (anyone_in(region->id) && Clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    while (!is_quiet(*region) && Clock::now() < deadline) std::this_thread::sleep_for(std::chrono::milliseconds(1));
   // Our threads leave the peers' memory before the goodbye tells the peers that nobody is in it.
   run_and_wait([&] {
     listener_->close_on_loop();
@@ -233,16 +233,21 @@ bool Node::anyone_in(uint64_t region_id) {
   return std::any_of(peers.begin(), peers.end(), [&](const auto& peer) { return peer->touches(region_id); });
 }
 
+bool Node::is_quiet(Region& region) {
+  const bool revoked = region.revoke_grants();
+  return revoked && !anyone_in(region.id);
+}
+
 void Node::await_quiet_on_loop(const RegionRef& region, Time deadline, std::function<void(Status)> done) {
-  if (region->quiet.load() || !anyone_in(region->id)) {
+  if (region->quiet.load() || is_quiet(*region)) {
     regions_.release(region);
     if (done) done({});
     return;
   }
   const bool late = Clock::now() > deadline;
   if (late && done)
-    std::exchange(done, nullptr)(fail(
-        MR_TRANSFER_TIMEOUT, "a peer on this host is still inside the region; its memory must stay until it has left"));
+    std::exchange(done, nullptr)(
+        fail(MR_TRANSFER_TIMEOUT, "a peer is still inside the region; its memory must stay until it has left"));
   loop_->at_on_loop(after(late ? kLateQuietPoll : kQuietPoll),
                     [this, region, deadline, done = std::move(done)] { await_quiet_on_loop(region, deadline, done); });
 }

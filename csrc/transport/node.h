@@ -70,6 +70,7 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
   void arrived_on_loop(std::shared_ptr<ControlStream> stream);
   void await_quiet_on_loop(const RegionRef& region, Time deadline, std::function<void(Status)> done);
   bool anyone_in(uint64_t region_id);
+  bool is_quiet(Region& region);  // of a region whose access has ended
   std::vector<std::shared_ptr<Peer>> all_peers();
   void forget_ended_locked();
 

@@ -1,6 +1,7 @@
 #include "options.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 
 #include <unistd.h>
@@ -31,6 +32,32 @@ std::vector<std::string> split(const std::string& list) {
   return out;
 }
 
+void demand_range(uint64_t value, uint64_t least, uint64_t most, const char* option) {
+  demand(value >= least && value <= most, option, std::to_string(value),
+         ("must be " + std::to_string(least) + " to " + std::to_string(most)).c_str());
+}
+
+void check_verbs(const mr_options& raw) {
+  demand_range(raw.verbs_queue_pairs, 1, 64, "verbs_queue_pairs");
+  demand_range(raw.verbs_max_queue_pairs, 1, 1u << 20, "verbs_max_queue_pairs");
+  demand_range(raw.verbs_depth, 2, 32768, "verbs_depth");
+  demand_range(raw.verbs_chunk_bytes, 4096, 1u << 30, "verbs_chunk_bytes");
+  demand_range(raw.verbs_inline_bytes, 0, 4096, "verbs_inline_bytes");
+  demand_range(raw.verbs_rd_atomic, 1, 255, "verbs_rd_atomic");
+  demand(raw.verbs_mtu == 0 || (raw.verbs_mtu >= 256 && raw.verbs_mtu <= 4096 && std::has_single_bit(raw.verbs_mtu)),
+         "verbs_mtu", std::to_string(raw.verbs_mtu), "must be 0 (the ports'), 256, 512, 1024, 2048 or 4096");
+  demand_range(raw.verbs_timeout, 0, 31, "verbs_timeout");
+  demand_range(raw.verbs_retries, 0, 7, "verbs_retries");
+  demand_range(raw.verbs_rnr_retries, 0, 7, "verbs_rnr_retries");
+  demand_range(raw.verbs_rnr_timer, 0, 31, "verbs_rnr_timer");
+  demand_range(raw.verbs_traffic_class, 0, 255, "verbs_traffic_class");
+  demand_range(raw.verbs_service_level, 0, 15, "verbs_service_level");
+  demand_range(raw.verbs_hop_limit, 1, 255, "verbs_hop_limit");
+  demand_range(raw.verbs_pkey_index, 0, 65535, "verbs_pkey_index");
+  demand(std::isfinite(raw.verbs_spin) && raw.verbs_spin >= 0 && raw.verbs_spin <= 1, "verbs_spin",
+         std::to_string(raw.verbs_spin), "must be 0 to 1 s");
+}
+
 std::string default_name() {
   char host[256] = "";
   ::gethostname(host, sizeof host - 1);
@@ -49,6 +76,19 @@ mr_options Options::defaults() {
   raw.tcp_sockets = 4;
   raw.verbs_devices = "";
   raw.verbs_gid_index = -1;
+  raw.verbs_queue_pairs = 2;
+  raw.verbs_max_queue_pairs = 4096;
+  raw.verbs_depth = 128;
+  raw.verbs_chunk_bytes = 1u << 20;
+  raw.verbs_inline_bytes = 220;
+  raw.verbs_rd_atomic = 16;
+  raw.verbs_timeout = 14;
+  raw.verbs_retries = 7;
+  raw.verbs_rnr_retries = 7;
+  raw.verbs_rnr_timer = 12;
+  raw.verbs_hop_limit = 64;
+  raw.verbs_spin = 50e-6;
+  raw.verbs_cache_bytes = 16ull << 30;
   raw.max_frame_bytes = 16u << 20;
   raw.message_window_bytes = 64u << 20;
   raw.max_pending_ops = 1u << 20;
@@ -85,6 +125,7 @@ Options Options::from(const mr_options& raw) {
   out.verbs_devices = text(raw.verbs_devices);
   demand(raw.verbs_gid_index >= -1 && raw.verbs_gid_index <= 65535, "verbs_gid_index",
          std::to_string(raw.verbs_gid_index), "must be -1 (chosen) or an index up to 65535");
+  check_verbs(raw);
   demand(raw.max_frame_bytes >= 4096 && raw.max_frame_bytes <= (1u << 30), "max_frame_bytes",
          std::to_string(raw.max_frame_bytes), "must be 4 KiB to 1 GiB");
   demand(raw.message_window_bytes >= 4096, "message_window_bytes", std::to_string(raw.message_window_bytes),

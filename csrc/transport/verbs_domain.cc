@@ -1,0 +1,134 @@
+#include "verbs_domain.h"
+
+#include <algorithm>
+
+#include "verbs_devices.h"
+
+namespace mr {
+
+VerbsCard::VerbsCard(VerbsContextRef opened, const KeptRanges& kept, std::shared_ptr<Worker> worker,
+                     const Options& options, VerbsPoller::OnCardEvent on_event)
+    : context(std::move(opened)),
+      domain(std::make_shared<ProtectionDomain>(context)),
+      memory(domain, kept, std::move(worker), options.raw.verbs_cache_bytes,
+             options.raw.verbs_on_demand != 0 && context->has_on_demand_paging()),
+      staging(domain),
+      poller(context, std::move(on_event)) {}
+
+VerbsDomain::VerbsDomain(const Options& options)
+    : options_(options),
+      pairs_worker_(std::make_shared<Worker>("mr_pairs")),
+      memory_worker_(std::make_shared<Worker>("mr_memory")) {}
+
+std::shared_ptr<VerbsDomain> VerbsDomain::open(const Verbs& verbs, const Options& options, std::string* why) {
+  const RailChoice choice = choose_rails(verbs, options);
+  if (!choice.status.ok()) throw Error(choice.status);
+  auto domain = std::shared_ptr<VerbsDomain>(new VerbsDomain(options));
+  *why = choice.why_none();
+  for (const Rail& rail : choice.rails) {
+    auto& card = domain->cards_[rail.device];
+    try {
+      if (!card)
+        card = std::make_shared<VerbsCard>(
+            VerbsContext::open(verbs, rail.device), domain->kept_, domain->memory_worker_, options,
+            [weak = domain->weak_from_this(), name = rail.device](const ibv_async_event& event) {
+              if (const auto self = weak.lock()) self->on_card_event(name, event);
+            });
+      domain->rails_.push_back({rail, card});
+    } catch (const Error& error) {
+      domain->cards_.erase(rail.device);
+      *why = error.what();
+    }
+  }
+  if (!domain->rails_.empty()) return domain;
+  domain->close();
+  return nullptr;
+}
+
+void VerbsDomain::close() {
+  pairs_worker_->close();
+  for (auto& [name, card] : cards_) card->memory.clear();
+  memory_worker_->close();
+  for (auto& [name, card] : cards_) card->poller.close();
+}
+
+void VerbsDomain::keep(const void* address, uint64_t size) { kept_.keep(reinterpret_cast<uintptr_t>(address), size); }
+
+void VerbsDomain::forget(const void* address, uint64_t size) {
+  kept_.forget(reinterpret_cast<uintptr_t>(address), size);
+  for (auto& [name, card] : cards_) card->memory.forget(reinterpret_cast<uintptr_t>(address), size);
+}
+
+std::shared_ptr<RegionGrant> VerbsDomain::grant(const RegionRef& region) {
+  auto found = region->grant(
+      "verbs", [&] { return std::make_shared<RegionGrant>(region, memory_worker_, options_.raw.verbs_atomics != 0); });
+  return std::static_pointer_cast<RegionGrant>(found);
+}
+
+std::shared_ptr<void> VerbsDomain::take_pair() {
+  const uint32_t most = options_.raw.verbs_max_queue_pairs;
+  if (num_pairs_.fetch_add(1) >= most) {
+    num_pairs_.fetch_sub(1);
+    throw Error(MR_RESOURCE_EXHAUSTED, std::to_string(most) + " queue pairs are in use (option verbs_max_queue_pairs)");
+  }
+  const auto self = shared_from_this();
+  return std::shared_ptr<void>(static_cast<void*>(nullptr), [self](void*) { self->num_pairs_.fetch_sub(1); });
+}
+
+std::shared_ptr<void> VerbsDomain::take_responders(const VerbsCardRef& card, uint32_t* wanted) {
+  const auto all = static_cast<uint32_t>(std::max(0, card->context->attributes().max_res_rd_atom));
+  uint32_t used = card->responders.load(), granted;
+  do {
+    granted = std::min(*wanted, all - std::min(all, used));
+    if (granted == 0)
+      throw Error(MR_RESOURCE_EXHAUSTED, card->name() + " has resources for " + std::to_string(all) +
+                                             " reads of peers at a time, and all are promised");
+  } while (!card->responders.compare_exchange_weak(used, used + granted));
+  *wanted = granted;
+  return std::shared_ptr<void>(static_cast<void*>(nullptr),
+                               [card, granted](void*) { card->responders.fetch_sub(granted); });
+}
+
+void VerbsDomain::listen(const std::weak_ptr<VerbsListener>& listener) {
+  std::lock_guard guard(lock_);
+  std::erase_if(listeners_, [](const auto& each) { return each.expired(); });
+  listeners_.push_back(listener);
+}
+
+std::vector<std::shared_ptr<VerbsListener>> VerbsDomain::listeners() {
+  std::vector<std::shared_ptr<VerbsListener>> out;
+  std::lock_guard guard(lock_);
+  for (const auto& each : listeners_)
+    if (auto listener = each.lock()) out.push_back(std::move(listener));
+  return out;
+}
+
+void VerbsDomain::on_card_event(const std::string& name, const ibv_async_event& event) {
+  const auto tell = [&](const auto& what) {
+    for (const auto& listener : listeners()) what(*listener);
+  };
+  switch (event.event_type) {
+    case IBV_EVENT_PORT_ACTIVE:
+    case IBV_EVENT_PORT_ERR:
+      for (size_t i = 0; i < rails_.size(); ++i)
+        if (rails_[i].device == name && rails_[i].port == static_cast<uint32_t>(event.element.port_num))
+          tell([&](VerbsListener& each) { each.on_port(i, event.event_type == IBV_EVENT_PORT_ACTIVE); });
+      break;
+    case IBV_EVENT_DEVICE_FATAL:
+      if (const auto card = cards_.at(name); !card->dead.exchange(true))
+        tell([&](VerbsListener& each) { each.on_card_dead(*card); });
+      break;
+    case IBV_EVENT_QP_FATAL:
+    case IBV_EVENT_QP_REQ_ERR:
+    case IBV_EVENT_QP_ACCESS_ERR:
+    case IBV_EVENT_PATH_MIG_ERR:
+      tell([&](VerbsListener& each) {
+        each.on_pair_event(event.element.qp->qp_num, "the card reports an error of it");
+      });
+      break;
+    default:
+      break;  // the rest concerns what we do not use, or is told by completions as well
+  }
+}
+
+}  // namespace mr

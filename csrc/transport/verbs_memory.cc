@@ -1,0 +1,230 @@
+#include "verbs_memory.h"
+
+#include <algorithm>
+
+namespace mr {
+namespace {
+
+constexpr uint64_t kPage = 4096;
+constexpr size_t kMaxNested = 64;  // entries looked at for one that begins early and covers
+
+uint64_t piece_size(const ProtectionDomain& domain, uint64_t size) {
+  const uint64_t most = domain.context()->attributes().max_mr_size;
+  if (most == 0 || size <= most) return std::max<uint64_t>(size, 1);
+  return std::max<uint64_t>(most / kPage * kPage, kPage);
+}
+
+// Deregistration may take long, and the last one to need a registration is often a thread that must not wait.
+RegistrationRef owned_by(const std::shared_ptr<Worker>& worker, std::unique_ptr<Registration> made) {
+  return RegistrationRef(made.release(), [worker](const Registration* registration) {
+    if (!worker->run([registration] { delete registration; })) delete registration;
+  });
+}
+
+}  // namespace
+
+Registration::Registration(const ProtectionDomainRef& domain, uint8_t* base, uint64_t size, int access)
+    : base_(reinterpret_cast<uintptr_t>(base)), size_(size), piece_bytes_(piece_size(*domain, size)) {
+  for (uint64_t at = 0; at < size; at += piece_bytes_)
+    pieces_.push_back(std::make_unique<MemoryRegion>(domain, base + at, std::min(piece_bytes_, size - at), access));
+}
+
+std::vector<uint32_t> Registration::rkeys() const {
+  std::vector<uint32_t> out;
+  for (const auto& piece : pieces_) out.push_back(piece->rkey());
+  return out;
+}
+
+// ---- What stays ----
+
+void KeptRanges::keep(uint64_t begin, uint64_t size) {
+  if (size == 0) return;
+  std::lock_guard guard(lock_);
+  ++ranges_[{begin, begin + size}];
+}
+
+void KeptRanges::forget(uint64_t begin, uint64_t size) {
+  std::lock_guard guard(lock_);
+  auto found = ranges_.find({begin, begin + size});
+  if (found != ranges_.end() && --found->second == 0) ranges_.erase(found);
+}
+
+KeptRanges::Range KeptRanges::covering(uint64_t begin, uint64_t size) const {
+  std::lock_guard guard(lock_);
+  auto at = ranges_.upper_bound({begin, UINT64_MAX});
+  for (size_t seen = 0; at != ranges_.begin() && seen < kMaxNested; ++seen) {
+    --at;
+    const auto [first, end] = at->first;
+    if (begin < end && size <= end - begin) return {first, end};
+  }
+  return {};
+}
+
+// ---- The cache ----
+
+LocalMemory::LocalMemory(ProtectionDomainRef domain, const KeptRanges& kept, std::shared_ptr<Worker> worker,
+                         uint64_t budget, bool on_demand)
+    : domain_(std::move(domain)), kept_(kept), worker_(std::move(worker)), budget_(budget), on_demand_(on_demand) {}
+
+RegistrationRef LocalMemory::find_locked(uint64_t address, uint64_t length) const {
+  auto at = entries_.upper_bound(address);
+  for (size_t seen = 0; at != entries_.begin() && seen < kMaxNested; ++seen) {
+    --at;
+    const Entry& entry = at->second;
+    if (!entry.registration->covers(address, length)) continue;
+    entry.used.store(tick_.fetch_add(1, std::memory_order_relaxed), std::memory_order_relaxed);
+    return entry.registration;
+  }
+  return nullptr;
+}
+
+RegistrationRef LocalMemory::find(uint64_t address, uint64_t length) const {
+  std::shared_lock guard(lock_, std::try_to_lock);
+  return guard ? find_locked(address, length) : nullptr;
+}
+
+RegistrationRef LocalMemory::make(uint8_t* base, uint64_t size) {
+  const int access = IBV_ACCESS_LOCAL_WRITE | (on_demand_ ? IBV_ACCESS_ON_DEMAND : 0);
+  return owned_by(worker_, std::make_unique<Registration>(domain_, base, size, access));
+}
+
+RegistrationRef LocalMemory::get(uint8_t* address, uint64_t length) {
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  {
+    std::shared_lock guard(lock_);
+    if (auto found = find_locked(begin, length)) return found;
+  }
+  const auto range = kept_.covering(begin, length);
+  if (range.end == 0) return make(address, length);
+  auto made = make(reinterpret_cast<uint8_t*>(range.begin), range.end - range.begin);
+  std::vector<RegistrationRef> evicted;  // let go of when the lock is free
+  std::unique_lock guard(lock_);
+  // It may have been forgotten while the kernel pinned it.
+  if (kept_.covering(range.begin, range.end - range.begin).end == 0) return made;
+  entries_.emplace(range.begin, made)->second.used.store(tick_.fetch_add(1));
+  bytes_ += made->size();
+  evict_locked(evicted);
+  return made;
+}
+
+void LocalMemory::evict_locked(std::vector<RegistrationRef>& out) {
+  while (bytes_.load() > budget_) {
+    auto oldest = entries_.end();
+    for (auto at = entries_.begin(); at != entries_.end(); ++at)
+      if (at->second.registration.use_count() == 1 &&
+          (oldest == entries_.end() || at->second.used.load() < oldest->second.used.load()))
+        oldest = at;
+    if (oldest == entries_.end()) return;
+    bytes_ -= oldest->second.registration->size();
+    out.push_back(std::move(oldest->second.registration));
+    entries_.erase(oldest);
+  }
+}
+
+void LocalMemory::forget(uint64_t address, uint64_t length) {
+  std::vector<RegistrationRef> gone;
+  std::unique_lock guard(lock_);
+  for (auto at = entries_.begin(); at != entries_.end();) {
+    const Registration& entry = *at->second.registration;
+    const bool overlaps = entry.base() < address + length && address < entry.base() + entry.size();
+    if (!overlaps || kept_.covering(entry.base(), entry.size()).end != 0) {
+      ++at;
+      continue;
+    }
+    bytes_ -= entry.size();
+    gone.push_back(std::move(at->second.registration));
+    at = entries_.erase(at);
+  }
+}
+
+void LocalMemory::clear() {
+  std::unique_lock guard(lock_);
+  entries_.clear();
+  bytes_ = 0;
+}
+
+// ---- Staging ----
+
+StagingBlocks::StagingBlocks(const ProtectionDomainRef& domain)
+    : bytes_(new uint8_t[kBlocks * kBlock]),
+      registration_(
+          std::make_shared<const Registration>(domain, bytes_.get(), kBlocks * kBlock, IBV_ACCESS_LOCAL_WRITE)) {
+  lkey_ = registration_->lkey(registration_->base());
+  if (registration_->rkeys().size() != 1)
+    throw Error(MR_REGISTRATION, domain->context()->name() + " registers less than " +
+                                     std::to_string(kBlocks * kBlock) + " bytes at a time");
+  for (uint32_t i = 0; i < kBlocks; ++i) next_[i].store(i + 1 < kBlocks ? i + 1 : kNone);
+}
+
+uint8_t* StagingBlocks::take() {
+  uint64_t seen = first_.load();
+  while (true) {
+    const auto index = static_cast<uint32_t>(seen);
+    if (index == kNone) return nullptr;
+    const uint64_t next = ((seen >> 32) + 1) << 32 | next_[index].load();
+    if (first_.compare_exchange_weak(seen, next)) return bytes_.get() + index * kBlock;
+  }
+}
+
+void StagingBlocks::give_back(uint8_t* block) {
+  const auto index = static_cast<uint32_t>(static_cast<uint64_t>(block - bytes_.get()) / kBlock);
+  uint64_t seen = first_.load();
+  do next_[index].store(static_cast<uint32_t>(seen));
+  while (!first_.compare_exchange_weak(seen, ((seen >> 32) + 1) << 32 | index));
+}
+
+// ---- Regions ----
+
+RegistrationRef RegionGrant::get(const ProtectionDomainRef& domain) {
+  const RegionRef region = region_.lock();
+  {
+    std::lock_guard guard(lock_);
+    if (!region || revoked_) throw Error(MR_ACCESS_DENIED, "the region was dropped");
+    if (auto found = registrations_.find(domain.get()); found != registrations_.end()) return found->second;
+    ++busy_;
+  }
+  const bool writable = (region->access & MR_WRITE) != 0, readable = (region->access & MR_READ) != 0;
+  const int access = (readable ? IBV_ACCESS_REMOTE_READ : 0) |
+                     (writable ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE : 0) |
+                     (writable && readable && atomics_ ? IBV_ACCESS_REMOTE_ATOMIC : 0);
+  std::shared_ptr<const Registration> made;
+  Status failure;
+  try {
+    made = std::make_shared<const Registration>(domain, region->base, region->size, access);
+  } catch (const Error& error) {
+    failure = error.status();
+  }
+  std::unique_lock guard(lock_);
+  if (made && !revoked_) registrations_.emplace(domain.get(), made);
+  const bool too_late = revoked_;
+  if (too_late) {
+    guard.unlock();
+    made.reset();  // before it counts as gone
+    guard.lock();
+  }
+  --busy_;
+  if (!failure.ok()) throw Error(failure);
+  if (too_late) throw Error(MR_ACCESS_DENIED, "the region was dropped");
+  return made;
+}
+
+bool RegionGrant::revoke() {
+  std::lock_guard guard(lock_);
+  revoked_ = true;
+  if (!registrations_.empty()) {
+    ++busy_;
+    auto gone = std::make_shared<decltype(registrations_)>(std::exchange(registrations_, {}));
+    auto take_away = [self = shared_from_this(), gone] {
+      gone->clear();
+      std::lock_guard guard(self->lock_);
+      --self->busy_;
+    };
+    if (!worker_->run(take_away)) {  // the engine closes
+      gone->clear();
+      --busy_;
+    }
+  }
+  return busy_ == 0;
+}
+
+}  // namespace mr

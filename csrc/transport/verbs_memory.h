@@ -1,0 +1,138 @@
+// Memory that cards know: registrations of local memory, kept in a cache where somebody promised that the memory stays,
+// and grants of our regions to peers.
+#pragma once
+
+#include <atomic>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <set>
+#include <shared_mutex>
+#include <vector>
+
+#include "../base/worker.h"
+#include "../memory/region.h"
+#include "verbs.h"
+
+namespace mr {
+
+// One range as memory regions of one card: more than one where the range is longer than the card's max_mr_size.
+class Registration {
+ public:
+  // All pieces or none: throws MR_REGISTRATION. `access` is of enum ibv_access_flags.
+  Registration(const ProtectionDomainRef& domain, uint8_t* base, uint64_t size, int access);
+
+  uint64_t base() const { return base_; }
+  uint64_t size() const { return size_; }
+  bool covers(uint64_t address, uint64_t length) const {
+    return address >= base_ && address - base_ <= size_ && length <= size_ - (address - base_);
+  }
+  uint64_t piece_bytes() const { return piece_bytes_; }  // of all pieces but the last
+  // Of an address inside: the bytes up to the next seam, or to the end; and the local key.
+  uint64_t until_seam(uint64_t address) const { return piece_bytes_ - (address - base_) % piece_bytes_; }
+  uint32_t lkey(uint64_t address) const { return pieces_[(address - base_) / piece_bytes_]->lkey(); }
+  std::vector<uint32_t> rkeys() const;
+
+ private:
+  const uint64_t base_, size_;
+  uint64_t piece_bytes_;
+  std::vector<std::unique_ptr<MemoryRegion>> pieces_;
+};
+using RegistrationRef = std::shared_ptr<const Registration>;
+
+// Ranges that stay mapped to the same pages until they are forgotten: only there may a registration outlive the
+// operation that needed it. Thread safe.
+class KeptRanges {
+ public:
+  struct Range {
+    uint64_t begin = 0, end = 0;
+  };
+  void keep(uint64_t begin, uint64_t size);
+  void forget(uint64_t begin, uint64_t size);  // as often as it was kept
+  // A range that covers [begin, begin + size), else an empty one.
+  Range covering(uint64_t begin, uint64_t size) const;
+
+ private:
+  mutable std::mutex lock_;
+  std::map<std::pair<uint64_t, uint64_t>, uint32_t> ranges_;  // (begin, end): how often
+};
+
+// Registrations of local memory at one card, for our own reads and writes. Thread safe.
+class LocalMemory {
+ public:
+  // budget: bytes of idle registrations that are kept. `worker` carries out what deregisters.
+  LocalMemory(ProtectionDomainRef domain, const KeptRanges& kept, std::shared_ptr<Worker> worker, uint64_t budget,
+              bool on_demand);
+
+  // From the cache, or null. Never waits; null too where another thread is changing the cache.
+  RegistrationRef find(uint64_t address, uint64_t length) const;
+  // From the cache, or new; may take long. Throws MR_REGISTRATION.
+  RegistrationRef get(uint8_t* address, uint64_t length);
+  // What is not promised any more leaves the cache.
+  void forget(uint64_t address, uint64_t length);
+  void clear();
+  uint64_t bytes() const { return bytes_.load(); }  // of registrations in the cache
+
+ private:
+  struct Entry {
+    RegistrationRef registration;
+    mutable std::atomic<uint64_t> used{0};
+    explicit Entry(RegistrationRef registration) : registration(std::move(registration)) {}
+  };
+  RegistrationRef find_locked(uint64_t address, uint64_t length) const;
+  RegistrationRef make(uint8_t* base, uint64_t size);
+  void evict_locked(std::vector<RegistrationRef>& out);
+
+  const ProtectionDomainRef domain_;
+  const KeptRanges& kept_;
+  const std::shared_ptr<Worker> worker_;
+  const uint64_t budget_;
+  const bool on_demand_;
+  mutable std::shared_mutex lock_;
+  std::multimap<uint64_t, Entry> entries_;  // by base
+  mutable std::atomic<uint64_t> tick_{0};
+  std::atomic<uint64_t> bytes_{0};
+};
+
+// A few small blocks of memory that a card knows, for bytes whose own memory is not worth a registration. Lock-free.
+class StagingBlocks {
+ public:
+  static constexpr uint64_t kBlock = 4096;
+  explicit StagingBlocks(const ProtectionDomainRef& domain);  // throws MR_REGISTRATION
+
+  uint8_t* take();  // null where all are in use
+  void give_back(uint8_t* block);
+  uint32_t lkey() const { return lkey_; }
+  const RegistrationRef& registration() const { return registration_; }
+
+ private:
+  static constexpr uint32_t kBlocks = 256, kNone = ~0u;
+  std::unique_ptr<uint8_t[]> bytes_;
+  RegistrationRef registration_;
+  uint32_t lkey_ = 0;
+  std::atomic<uint32_t> next_[kBlocks];
+  std::atomic<uint64_t> first_{0};  // a counter that tells old from new, and the index of the first free block
+};
+
+// What peers may do with one of our regions through cards: a registration a card, made when the first peer asks, taken
+// away when the region is dropped. Thread safe.
+class RegionGrant : public Grant, public std::enable_shared_from_this<RegionGrant> {
+ public:
+  RegionGrant(const RegionRef& region, std::shared_ptr<Worker> worker, bool atomics)
+      : region_(region), worker_(std::move(worker)), atomics_(atomics) {}
+
+  // May take long. Throws MR_REGISTRATION, or MR_ACCESS_DENIED once the region is dropped.
+  RegistrationRef get(const ProtectionDomainRef& domain);
+  bool revoke() override;
+
+ private:
+  const std::weak_ptr<Region> region_;
+  const std::shared_ptr<Worker> worker_;
+  const bool atomics_;
+  std::mutex lock_;
+  bool revoked_ = false;
+  int busy_ = 0;  // registrations being made or taken away
+  std::map<const ProtectionDomain*, RegistrationRef> registrations_;
+};
+
+}  // namespace mr

@@ -1,0 +1,97 @@
+#include "verbs_poller.h"
+
+#include <fcntl.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include "../base/worker.h"
+
+namespace mr {
+
+VerbsPoller::VerbsPoller(VerbsContextRef context, OnCardEvent on_event)
+    : context_(std::move(context)),
+      on_event_(std::move(on_event)),
+      channel_(std::make_shared<CompletionChannel>(context_)),
+      pid_(this_pid()),
+      epoll_(::epoll_create1(EPOLL_CLOEXEC)),
+      stop_(make_eventfd()) {
+  if (!epoll_.valid()) throw Error(MR_RESOURCE_EXHAUSTED, "can't make an epoll descriptor (raise `ulimit -n`)", errno);
+  const int events = context_->get()->async_fd;
+  if (const int flags = ::fcntl(events, F_GETFL); flags < 0 || ::fcntl(events, F_SETFL, flags | O_NONBLOCK) != 0)
+    throw Error(MR_RESOURCE_EXHAUSTED, "can't read the events of " + context_->name(), errno);
+  watch(stop_.get());
+  watch(channel_->fd());
+  watch(events);
+  thread_ = start_without_signals("mr_" + context_->name(), [this] { thread_main(); });
+}
+
+void VerbsPoller::watch(int fd) {
+  epoll_event event{EPOLLIN, {.fd = fd}};
+  if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
+    throw Error(MR_RESOURCE_EXHAUSTED, "can't watch a descriptor of " + context_->name(), errno);
+}
+
+uint64_t VerbsPoller::new_id() {
+  std::lock_guard guard(lock_);
+  return next_id_++;
+}
+
+void VerbsPoller::add(const QueuePairRef& pair) {
+  std::lock_guard guard(lock_);
+  pairs_[pair->id()] = pair;
+}
+
+void VerbsPoller::remove(uint64_t id) {
+  std::lock_guard guard(lock_);
+  pairs_.erase(id);
+}
+
+void VerbsPoller::close() {
+  if (!thread_.joinable()) return;
+  if (!is_this_process(pid_)) {
+    thread_.detach();  // it stayed behind in the parent
+    return;
+  }
+  const uint64_t one = 1;
+  (void)!::write(stop_.get(), &one, sizeof one);
+  thread_.join();
+}
+
+void VerbsPoller::thread_main() {
+  epoll_event events[3];
+  while (true) {
+    const int count = ::epoll_wait(epoll_.get(), events, 3, -1);
+    for (int i = 0; i < count; ++i) {
+      if (events[i].data.fd == stop_.get()) return;
+      if (events[i].data.fd == channel_->fd())
+        take_completion_events();
+      else
+        take_card_events();
+    }
+  }
+}
+
+// An event is acknowledged at once: whoever destroys its completion queue waits for that.
+void VerbsPoller::take_completion_events() {
+  ibv_cq* cq = nullptr;
+  void* id = nullptr;
+  while (context_->verbs().get_cq_event(channel_->get(), &cq, &id) == 0) {
+    context_->verbs().ack_cq_events(cq, 1);
+    QueuePairRef pair;
+    {
+      std::lock_guard guard(lock_);
+      if (auto found = pairs_.find(reinterpret_cast<uintptr_t>(id)); found != pairs_.end()) pair = found->second.lock();
+    }
+    if (pair) pair->on_event();
+  }
+}
+
+void VerbsPoller::take_card_events() {
+  ibv_async_event event{};
+  while (context_->verbs().get_async_event(context_->get(), &event) == 0) {
+    on_event_(event);
+    context_->verbs().ack_async_event(&event);
+  }
+}
+
+}  // namespace mr
