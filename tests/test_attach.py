@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from actor_client import Faults, faults_recorded, traces, wait_until
 from programs import LIMIT, WORKER_LOOP, Program, is_alive, make_secret
@@ -75,6 +76,10 @@ class Guest(Actor):
         threading.Event().wait()
 
     @endpoint
+    def show(self) -> None:
+        print("here is", current_rank().rank)
+
+    @endpoint
     def spin(self) -> None:
         while True:
             pass
@@ -94,7 +99,8 @@ from monarch_rdma.actor import attach_to_workers, this_host
 hosts = attach_to_workers(workers=sys.argv[1:])
 guests = hosts.spawn_procs({"gpus": 2}).spawn("guests", Guest)
 say(*guests.pid.call().get().values())
-hear()
+while hear() == "print\\n":
+    guests.show.call().get()
 """
 
 
@@ -251,13 +257,14 @@ def test_what_a_killed_client_started_ends_and_nothing_else(tmp_path: Path, work
     second.tell()  # it ends in order
     assert second.wait() == 0, second.errors
     gone_soon(*of_second)
+    wait_until(lambda: not psutil.Process(loop.pid).children(), "the worker loop keeps something of its clients", SOON)
     third = program(CLIENT, address)
     assert len(third.line().split()) == 2
 
 
 def test_a_busy_actor_ends_with_its_client(tmp_path: Path, worker_loop: Any, program: Any) -> None:
     worker_loop(in_directory(tmp_path, "one"))
-    busy = program(CLIENT.replace("hear()", "guests.spin.broadcast(); hear()"), in_directory(tmp_path, "one"))
+    busy = program(CLIENT.replace("while", "guests.spin.broadcast()\nwhile"), in_directory(tmp_path, "one"))
     pids = [int(pid) for pid in busy.line().split()]
     busy.kill()
     gone_soon(*pids)
@@ -284,6 +291,21 @@ def test_a_slow_spawn_of_one_client_does_not_hold_up_another(
     wait_until((tmp_path / "begun").exists, lambda: slow.errors)
     guest = attach_to_workers(workers=[address]).spawn_procs().spawn("guest", Guest)
     assert guest.rank.call_one().get(LIMIT) == 0
+
+
+def test_what_processes_print_is_seen_by_the_client_that_started_them(
+    tmp_path: Path, worker_loop: Any, program: Any
+) -> None:
+    loop = worker_loop(in_directory(tmp_path, "one"))
+    clients = [program(CLIENT, in_directory(tmp_path, "one")) for _ in range(2)]
+    for each in clients:
+        each.line()
+    clients[0].tell("print")
+    assert sorted(clients[0].line() for _ in range(2)) == ["[procs0/0] here is 0", "[procs0/1] here is 1"]
+    for each in clients:
+        each.tell()
+        assert (each.wait(), each.errors) == (0, "")
+    assert (loop.end(), loop.line(), loop.errors) == (0, "over", "")
 
 
 def test_shutdown_context_ends_what_this_client_started(tmp_path: Path, worker_loop: Any, client: Faults) -> None:
@@ -574,7 +596,7 @@ def test_a_member_that_is_no_worker(tmp_path: Path, secret_file: Path, worker_lo
         Engine(secret=Secret.from_file(secret_file)) as engine,
         pytest.raises(ConfigError, match="is no worker loop, nor a client"),
     ):
-        attach_to_workers(workers=[engine.address])
+        attach_to_workers(workers=[engine.address], timeout=0.2)
     worker_loop(in_directory(tmp_path, "one"))
     hosts = attach_to_workers(workers=[in_directory(tmp_path, "one")])
     address = hosts.spawn_procs().spawn("guest", Guest).address.call_one().get()

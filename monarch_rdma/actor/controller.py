@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -51,6 +52,7 @@ class _Controller:
     mesh: ActorMesh[Any]
     has_begun: bool = False  # its __init__ has returned
     has_failed: bool = False
+    is_known_to_fail: bool = False  # the failure of its __init__ has come already
 
 
 class Controllers(Actor):
@@ -58,6 +60,7 @@ class Controllers(Actor):
 
     def __init__(self) -> None:
         self._controllers: dict[str, _Controller] = {}
+        self._stillborn: Counter[str] = Counter()  # those whose failure has yet to come
 
     @concurrent_endpoint
     async def get_or_spawn(self, name: str, cls: type[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -67,17 +70,23 @@ class Controllers(Actor):
         try:
             await found.mesh.initialized
         except Exception:
-            found.has_failed = True
+            if not found.has_failed:
+                found.has_failed = True
+                self._stillborn[name] += not found.is_known_to_fail
             raise
         found.has_begun = True
         return found.mesh
 
     async def __supervise__(self, failure: MeshFailure) -> bool:
         """Of one controller the others and we live on; the client's code is told, as of what it spawned itself."""
-        found = self._controllers.get(failure.mesh_name)
-        if found is not None:
+        name = failure.mesh_name
+        found = self._controllers[name]
+        if self._stillborn[name]:  # those who asked for it were told
+            self._stillborn[name] -= 1
+        elif not found.has_begun:
+            found.is_known_to_fail = True
+        else:
             found.has_failed = True
-            if found.has_begun:  # else those who asked for it are told
-                proc = current_proc()
-                proc.tell_owner((proc.address, ROOT), failure)
+            proc = current_proc()
+            proc.tell_owner((proc.address, ROOT), failure)
         return True

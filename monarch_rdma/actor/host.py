@@ -146,9 +146,12 @@ class HostAgent(Actor):
     @concurrent_endpoint
     async def join(self, client: str) -> None:
         """This client will use the host; if it is lost, what it started here ends."""
+        self._proc.is_back(client)
+        self._know(client)
+
+    def _know(self, client: str) -> None:
         with self._lock:
             self._clients.add(client)
-        self._proc.is_back(client)
         self._owners.watch(client)
 
     @concurrent_endpoint
@@ -166,6 +169,8 @@ class HostAgent(Actor):
     def _spawn(
         self, orders: list[Order], mesh: str, first_rank: int, owner: tuple[str, int], client: str, timeout: float
     ) -> list[str]:
+        self._know(client)
+        self._owners.watch(owner[0])
         arrivals = Arrivals(self._proc, len(orders))
         started: list[Started] = []
         fd = self._proc.engine.secret.to_fd()
@@ -186,7 +191,7 @@ class HostAgent(Actor):
         with self._lock:
             for rank, (address, process) in enumerate(zip(addresses, started, strict=True)):
                 self._children[address] = _Child(process, first_rank + rank, mesh, owner)
-        self._owners.watch(owner[0])
+        self._owners.watch(owner[0])  # lost meanwhile: it is told again
         for address, process in zip(addresses, started, strict=True):
             process.on_exit(partial(self._on_exit, address))
         return addresses
@@ -249,11 +254,14 @@ class HostAgent(Actor):
             return found
 
     def _release(self, owner: str, reason: str) -> None:
-        """Ends what a process owned that is lost or has parted."""
+        """Ends what a process owned that is lost or has parted, and of a client the templates."""
         with self._lock:
             self._clients.discard(owner)
+            templates = [self._templates.pop(key) for key in list(self._templates) if key[2] == owner]
             addresses = [address for address, child in self._children.items() if child.owner[0] == owner]
         self._stop(addresses, f"its owner {name_of(owner)} is gone: {reason}", _ORPHANS_TIMEOUT)
+        for template in templates:
+            template.close(_GRACE)
         self._owners.unwatch(owner)
 
     def _stop(self, addresses: Sequence[str], reason: str, timeout: float | None = None) -> None:

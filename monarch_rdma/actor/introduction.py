@@ -28,6 +28,7 @@ __all__ = ["Introduction", "ask", "introduce"]
 
 _NAME = "monarch_rdma.actor"
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0  # seconds between attempts
+_BEGINNING = 2.0  # seconds for which a process that listens may not have introduced itself yet
 _MOST_AT_ONCE = 32
 
 
@@ -87,7 +88,7 @@ def _asking_engine(secret: Secret, timeout: float) -> Engine:
 
 
 def _ask_patiently(engine: Engine, deadline: float, timeout: float, address: str) -> Introduction:
-    pause = _FIRST_PAUSE
+    pause, until = _FIRST_PAUSE, min(deadline, time.monotonic() + _BEGINNING)
     while True:
         try:
             return _ask(engine, address, max(0.01, deadline - time.monotonic()))
@@ -98,6 +99,9 @@ def _ask_patiently(engine: Engine, deadline: float, timeout: float, address: str
                     peer=address,
                     operation="attach",
                 ) from error
+        except ConfigError:
+            if time.monotonic() + pause > until or not engine.is_open:
+                raise
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 
