@@ -41,6 +41,8 @@ struct Candidate {
   Rail rail;
   std::string reason;
   bool usable = false;
+  bool left_out = false;
+  bool lacks_entry = false;  // that option verbs_gid_index names
 
   // Cards in the order of their slots, which is the same on hosts that are built alike whatever the cards are called.
   auto order() const {
@@ -129,6 +131,7 @@ void use_chosen_entry(Candidate& one, const RailOptions& options) {
   const GidFacts* entry = find_gid(*one.port, static_cast<uint32_t>(options.gid_index));
   const std::string option = "option verbs_gid_index = " + std::to_string(options.gid_index);
   if (entry == nullptr || entry->gid.scope() == GidScope::unusable) {
+    one.lacks_entry = true;
     one.reason = option + ": that entry of its GID table " + (entry == nullptr ? "is empty" : "is no address to reach");
     return;
   }
@@ -155,7 +158,7 @@ void use_best_entry(Candidate& one, const RailOptions& options) {
   if (local) one.reason += "; it reaches one Ethernet segment only: give the interface an IP address";
 }
 
-void judge(Candidate& one, const RailOptions& options, bool left_out) {
+void judge(Candidate& one, const RailOptions& options) {
   const DeviceFacts& device = *one.device;
   const PortFacts& port = *one.port;
   one.rail.layer = port.layer;
@@ -166,7 +169,7 @@ void judge(Candidate& one, const RailOptions& options, bool left_out) {
   one.rail.mtu = port.mtu;
   one.rail.gbits = port.gbits;
   one.rail.place = device.place;
-  if (left_out) {
+  if (one.left_out) {
     one.reason = "left out by option verbs_devices = " + options.devices;
   } else if (!device.problem.empty()) {
     one.reason = device.problem;
@@ -194,6 +197,7 @@ void drop_slow(std::vector<Candidate>& candidates) {
   for (auto& one : candidates) {
     if (!one.usable || one.rail.gbits == 0 || one.rail.gbits >= kSlow * fastest) continue;
     one.usable = false;
+    one.left_out = true;
     one.reason = in_gbits(one.rail.gbits) + " beside " + in_gbits(fastest) +
                  ": it would hold up the others; option verbs_devices can name it";
   }
@@ -257,30 +261,30 @@ RailChoice choose_rails(const std::vector<DeviceFacts>& devices, const RailOptio
   std::vector<Candidate> candidates;
   for (const auto& device : devices) {
     if (device.transport != Transport::reliable) {
-      choice.verdicts.push_back({device.name, 0, -1, why_not_reliable(device)});
+      choice.verdicts.push_back({device.name, 0, -1, why_not_reliable(device), true});
       continue;
     }
     if (device.ports.empty())
-      choice.verdicts.push_back({device.name, 0, -1, device.problem.empty() ? "it has no port" : device.problem});
+      choice.verdicts.push_back(
+          {device.name, 0, -1, device.problem.empty() ? "it has no port" : device.problem, false});
     for (const auto& port : device.ports) {
       const size_t pattern = place_in_list(patterns, device.name, port.number);
-      candidates.push_back({&device, &port, pattern, {}, {}, false});
-      judge(candidates.back(), options, pattern == patterns.size() && !patterns.empty());
+      candidates.push_back({&device, &port, pattern, {}, {}, false, pattern == patterns.size() && !patterns.empty()});
+      judge(candidates.back(), options);
     }
   }
   std::sort(candidates.begin(), candidates.end(), [](const auto& a, const auto& b) { return a.order() < b.order(); });
   number_groups(candidates, patterns.size());
   if (patterns.empty()) drop_slow(candidates);
   choice.status = check_patterns(devices, patterns, options);
-  bool missing_entry = false;
   for (auto& one : candidates) {
     const bool used = one.usable && choice.status.ok();
-    choice.verdicts.push_back(
-        {one.device->name, one.port->number, used ? static_cast<int>(choice.rails.size()) : -1, one.reason});
+    choice.verdicts.push_back({one.device->name, one.port->number, used ? static_cast<int>(choice.rails.size()) : -1,
+                               one.reason, one.left_out});
     if (used) choice.rails.push_back(std::move(one.rail));
-    missing_entry |= !one.usable && one.reason.starts_with("option verbs_gid_index");
   }
-  if (choice.rails.empty() && choice.status.ok() && missing_entry)
+  const auto lacks_entry = [](const Candidate& one) { return one.lacks_entry; };
+  if (choice.rails.empty() && choice.status.ok() && std::any_of(candidates.begin(), candidates.end(), lacks_entry))
     choice.status = fail(MR_CONFIG, "option verbs_gid_index = " + std::to_string(options.gid_index) +
                                         ": no port that is up has an address in that entry of its GID table");
   return choice;

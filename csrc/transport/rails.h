@@ -83,6 +83,7 @@ struct PortVerdict {
   uint32_t port = 0;  // 0: the whole device
   int rail = -1;      // index in RailChoice::rails; -1: not used
   std::string reason;
+  bool left_out = false;  // nothing is wrong with it, but it is not wanted or has no RC
 };
 
 struct RailChoice {

@@ -75,6 +75,7 @@ Json of_port(const DeviceFacts& device, const PortFacts& port, const RailChoice&
                  {"mtu", std::to_string(port.mtu)},
                  {"gbits", figure(port.gbits)},
                  {"used", truth(used)},
+                 {"left_out", truth(verdict != nullptr && verdict->left_out)},
                  {"reason", quoted(verdict == nullptr ? "" : verdict->reason)},
                  {"gids", array(port.gids, of_entry)}});
 }

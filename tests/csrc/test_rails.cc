@@ -208,6 +208,7 @@ TEST(eight_infiniband_cards_and_two_slow_ethernet_ports) {
   const auto choice = choose(devices);
   CHECK_EQ(names(choice), "mlx5_1:1=0 mlx5_2:1=1 mlx5_0:1=2 mlx5_7:1=3 mlx5_3:1=4 mlx5_4:1=5 mlx5_5:1=6 mlx5_6:1=7");
   CHECK(contains(verdict(choice, "mlx5_8").reason, "100 Gb/s beside 400 Gb/s"));
+  CHECK(verdict(choice, "mlx5_8").left_out);
   CHECK_EQ(verdict(choice, "mlx5_0").reason, "LID 1");
 }
 
@@ -221,6 +222,7 @@ TEST(a_rail_that_is_down_leaves_the_numbers_of_the_others) {
   const auto choice = choose(devices);
   CHECK_EQ(names(choice), "bnxt_re0:1=0 bnxt_re2:1=2 bnxt_re3:1=3");
   CHECK(contains(verdict(choice, "bnxt_re1").reason, "the port is DOWN"));
+  CHECK(!verdict(choice, "bnxt_re1").left_out);
 }
 
 TEST(soft_roce_rails_in_natural_order) {
