@@ -58,6 +58,7 @@ test-long: build $(VENV)/demo-done test-cpp ## the same with many more rounds of
 	MONARCH_RDMA_TEST_ROUNDS=long $(PY) -m pytest --timeout 1800 $(PYTEST_ARGS)
 
 test-rdma: build ## the tests in virtual machines with Soft-RoCE alone (RDMA without a card)
+	@flock build/.lock $(CPP) rdma_vm
 	@$(PY) tests/rdma_vm
 	$(PY) -m pytest tests/test_rdma_*.py $(PYTEST_ARGS)
 
