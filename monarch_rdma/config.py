@@ -311,9 +311,9 @@ ALIASES = {
         (Option("rdma_tcp_fallback_parallelism", int, 4, "tcp_sockets.", minimum=1, maximum=64), "tcp_sockets", _same),
         (Option("max_cast_fanout", int, 128, "cast_fanout.", minimum=2), "cast_fanout", _same),
         (
-            Option("codec_max_frame_length", int, 16 << 20, "max_frame_bytes.", "bytes", 4096, 1 << 30),
+            Option("codec_max_frame_length", int, 16 << 20, "max_frame_bytes, at most 1 GiB.", "bytes", 4096, 1 << 50),
             "max_frame_bytes",
-            _same,
+            lambda _, value: min(int(value), 1 << 30),
         ),
         (Option("server_heartbeat_interval", float, 0.5, "heartbeat_interval.", "s"), "heartbeat_interval", _same),
         (Option("supervision_watchdog_timeout", float, 5.0, "heartbeat_timeout.", "s"), "heartbeat_timeout", _same),

@@ -284,3 +284,9 @@ def test_a_client_that_ends_while_processes_come_up_ends_them(number: signal.Sig
         process.wait(LIMIT)
         wait_until(all_gone(family), lambda: f"left: {[p for p in family if not is_gone(p)]}", 2 * SOON)
         assert time.monotonic() - sent < SOON
+
+
+def test_a_failure_that_nobody_handles_ends_a_program_that_sleeps() -> None:
+    ended = subprocess.run([sys.executable, PROGRAMS / "sleeps.py"], capture_output=True, text=True, timeout=LIMIT)
+    assert ended.returncode not in (0, 3)
+    assert "nothing handles this failure" in ended.stderr and "RuntimeError: stumbled" in ended.stderr

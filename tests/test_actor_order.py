@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from actor_client import LIMIT, Stage, hold, hold_async
 
+from monarch_rdma import config
 from monarch_rdma.actor import (
     Actor,
     ActorMesh,
@@ -333,3 +334,20 @@ def test_actors_of_the_clients_own_process_are_actors_like_others() -> None:
     assert waiting.get(LIMIT) == 1
     assert recorder.thread.call_one().get(LIMIT) != threading.get_ident()
     recorder.stop().get(LIMIT)
+
+
+class Player(Actor):
+    @endpoint
+    def hit(self, i: int) -> int:
+        return i
+
+    @endpoint
+    def play(self, other: ActorMesh[Player], count: int) -> int:
+        return sum(other.hit.call_one(i).get(LIMIT) == i for i in range(count))
+
+
+def test_members_of_one_mesh_call_each_other_more_often_than_a_mailbox_holds(procs: ProcMesh) -> None:
+    """They have one number in their processes: what is given back must not be taken for something of the other."""
+    players = procs.spawn("players", Player)
+    with config.configured(mailbox_messages=64):
+        assert players.slice(gpus=0).play.call_one(players.slice(gpus=1), 1500).get(LIMIT) == 1500

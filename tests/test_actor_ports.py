@@ -27,6 +27,7 @@ from monarch_rdma.actor import (
     endpoint,
     send,
 )
+from monarch_rdma.errors import ConfigError
 
 
 class Source(Actor):
@@ -546,3 +547,12 @@ class Passing(Actor):
     @endpoint
     def is_given(self) -> bool:
         return True
+
+
+def test_a_port_for_one_value_is_asked_once() -> None:
+    port, receiver = Channel.open(once=True)
+    first = receiver.recv()
+    with pytest.raises(ConfigError, match="for one value"):
+        receiver.recv()
+    port.send(1)
+    assert first.get(LIMIT) == 1

@@ -107,10 +107,21 @@ def endpoint(
     return EndpointProperty(method, propagate=propagate, explicit_response_port=explicit_response_port)
 
 
-def concurrent_endpoint(method: Callable[..., Any] | None = None, *, explicit_response_port: bool = False) -> Any:
+def concurrent_endpoint(
+    method: Callable[..., Any] | None = None,
+    *,
+    propagate: Any = None,
+    explicit_response_port: bool = False,
+    instrument: bool = True,
+) -> Any:
     """Like `endpoint`, for `async def` only: messages start in order, but do not wait for each other's end."""
     if method is None:
-        return functools.partial(concurrent_endpoint, explicit_response_port=explicit_response_port)
+        return functools.partial(
+            concurrent_endpoint,
+            propagate=propagate,
+            explicit_response_port=explicit_response_port,
+            instrument=instrument,
+        )
     if isinstance(method, EndpointProperty):
         raise ConfigError(f"{method.name} is an endpoint already")
     return EndpointProperty(method, explicit_response_port=explicit_response_port, is_concurrent=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import _thread
 import logging
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -120,4 +120,4 @@ def unhandled(failures: Sequence[MeshFailure]) -> None:
             _log.exception("unhandled_fault_hook failed")
         if threading.current_thread() is threading.main_thread():
             raise
-        _thread.interrupt_main()
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # wakes it from any wait

@@ -247,6 +247,11 @@ class HostMesh(_ProcessMesh):
         )
 
     @property
+    def region(self) -> Region:
+        """Which ranks of the whole mesh these are, and how they are laid out."""
+        return self._region
+
+    @property
     def initialized(self) -> Future[bool]:
         return done_future(True)
 

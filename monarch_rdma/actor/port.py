@@ -81,8 +81,14 @@ class Port(Generic[R]):
         for route in routes:
             proc.expect(self._number, route.address)
 
-    def return_undeliverable(self, value: bool = True) -> None:
-        """Accepted for Monarch's programs: a value that cannot be delivered always raises here."""
+    @property
+    def return_undeliverable(self) -> bool:
+        """Of Monarch's programs, which may set it: a value that cannot be delivered always raises here."""
+        return True
+
+    @return_undeliverable.setter
+    def return_undeliverable(self, value: bool) -> None:
+        """Changes nothing."""
 
     def _send(self, outgoing: Any, flags: int) -> None:
         from .proc import current_proc
@@ -224,6 +230,7 @@ class _Queue:
     def __init__(self, proc: Proc, *, is_once: bool) -> None:
         self._proc = proc
         self._is_once = is_once
+        self._is_asked = False
         self._lock = threading.RLock()  # a collected future puts its value back from anywhere
         self._arrived: deque[_Item] = deque()
         self._waiting: deque[weakref.ref[_Received]] = deque()
@@ -231,6 +238,9 @@ class _Queue:
         self.number = proc.register(self)
 
     def next(self, ranked: bool) -> Future[Any]:
+        if self._is_once and self._is_asked:
+            raise ConfigError("this port is for one value, which was asked for already")
+        self._is_asked = True
         future = _Received.of(self, ranked)
         self._line_up(future)
         return future
@@ -324,7 +334,7 @@ class PortReceiver(Generic[R]):
 
     def recv(self) -> Future[R]:
         """The next value. Raises what the sender sent with `exception`, and a SupervisionError, once for each, where a
-        process that has the port is lost.
+        process that has the port is lost. ConfigError where the port is for one value, at the second call.
         """
         return self._next(ranked=False)
 

@@ -267,11 +267,11 @@ class Proc:
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == message.CAST:
             return on_cast(self, frame, self._casts)
+        if frame.kind == message.CREDIT:  # for our way to an actor elsewhere; one of ours may have the same number
+            return self._on_credit(frame)
         receiver = self.receivers.get(frame.target)
         if receiver is None:
-            if frame.kind == message.CREDIT:
-                return self._on_credit(frame)
-            if not frame.flags & message.NEW:
+            if not frame.flags & message.NEW or self._is_ending:
                 return self._on_stray(frame)
             receiver = self.receivers[frame.target] = self.new_actor(frame.target)
         receiver.on_frame(frame)
