@@ -1,0 +1,1 @@
+"""Processes and actors that die, and a program that goes on: policies, and who is in."""
