@@ -90,29 +90,6 @@ def test_backends_are_told_honestly() -> None:
     assert is_rdma_available() is False
 
 
-def test_what_libibverbs_says_is_believed(tmp_path: Any) -> None:
-    from monarch_rdma.rdma.backends import has_reliable_device
-
-    source = tmp_path / "verbs.c"
-    source.write_text(
-        """
-        struct device { void *ops[2]; int node_type, transport_type; };
-        static struct device devices[2] = {{{0, 0}, 7, 3}, {{0, 0}, 1, TRANSPORT}};
-        static struct device *list[3] = {&devices[0], &devices[1], 0};
-        struct device **ibv_get_device_list(int *count) { *count = COUNT; return COUNT < 0 ? 0 : list; }
-        void ibv_free_device_list(struct device **given) { given[0] = 0; }
-        """
-    )
-    for number, (count, transport, found) in enumerate(
-        [(2, 0, True), (2, 1, True), (2, 3, False), (1, 0, False), (-1, 0, False)]
-    ):
-        library = tmp_path / f"verbs{number}.so"
-        command = ["cc", "-shared", f"-DCOUNT=({count})", f"-DTRANSPORT={transport}", "-o", library, source]
-        subprocess.run(command, check=True)
-        assert has_reliable_device(str(library)) is found
-    assert has_reliable_device("no-such-library.so") is False
-
-
 def test_transfers_over_tcp_warn_once_where_better_was_allowed(owner: Engine, secret: Secret) -> None:
     blob, local = RDMABuffer(bytearray(100_000), engine=owner).to_bytes(), bytearray(100_000)
     for category, start in [(RDMAReadTransferWarning, "read_into"), (RDMAWriteTransferWarning, "write_from")]:

@@ -6,6 +6,8 @@ import os
 import socket
 from pathlib import Path
 
+from .. import config
+from ..rdma import verbs
 from . import isolated
 from .check import Check
 from .isolated import Failed
@@ -29,6 +31,19 @@ if not devices:
 print(json.dumps(["devices", [lib.ibv_get_device_name(devices[i]).decode() for i in range(count.value)]]))
 """
 
+# The core's own look at the cards. Their drivers' libraries are loaded for it: not into this process.
+_DESCRIBE = """
+import ctypes, json, sys
+core, cards, gid_index, ip_family = sys.argv[1:]
+describe = ctypes.CDLL(core).mr_verbs_describe
+describe.restype = ctypes.c_uint64
+describe.argtypes = [ctypes.c_char_p, ctypes.c_int32, ctypes.c_uint32, ctypes.c_char_p, ctypes.c_uint64]
+document = ctypes.create_string_buffer(1 << 22)
+describe(cards.encode(), int(gid_index), int(ip_family), document, len(document))
+print(json.dumps(json.loads(document.value)))
+"""
+_CORE = Path(__file__).resolve().parent.parent / "libmonarch_rdma.so"
+
 _GPU = """
 import ctypes, json, sys
 names, init, count_of = sys.argv[1].split(","), sys.argv[2], sys.argv[3]
@@ -49,6 +64,7 @@ def checks(root: Path = Path("/")) -> list[Check]:
     return [
         _cards(root),
         _libibverbs(),
+        *rails(_describe()),
         _gpu("AMD GPUs", "libamdhip64.so,libamdhip64.so.7,libamdhip64.so.6,libamdhip64.so.5", "", "hipGetDeviceCount"),
         _gpu("NVIDIA GPUs", "libcuda.so.1", "cuInit", "cuDeviceGetCount"),
         _loopback(),
@@ -72,8 +88,7 @@ def _cards(root: Path) -> Check:
         ports = [_port(port) for port in sorted((card / "ports").glob("*"))]
         found.append(f"{card.name} ({name}; {'; '.join(ports)})")
     if found:
-        why = f"{', '.join(found)}; this version has no verbs lane yet, so transfers between hosts go over tcp"
-        return Check("cards", "RDMA cards", True, why)
+        return Check("cards", "RDMA cards", True, ", ".join(found))
     fix = "modprobe mlx5_ib (or bnxt_re, ionic_rdma, irdma); without a card: rdma link add rxe0 type rxe netdev eth0"
     return Check("cards", "RDMA cards", False, "none: transfers between hosts go over tcp", fix)
 
@@ -96,6 +111,77 @@ def _libibverbs() -> Check:
         why = "no devices: this kernel has no RDMA" if value == 38 else f"no devices: {os.strerror(value)}"
         return Check("cards", name, False, why, "modprobe ib_uverbs")
     return Check("cards", name, bool(value), f"devices: {', '.join(value) or 'none'}", "modprobe ib_uverbs")
+
+
+def _describe() -> verbs.Description | Failed:
+    options = [str(config.get(name)) for name in ("verbs_devices", "verbs_gid_index", "ip_family")]
+    try:
+        return verbs.parse(isolated.run(_DESCRIBE, str(_CORE), *options))
+    except Failed as failure:
+        return failure
+
+
+def rails(found: verbs.Description | Failed) -> list[Check]:
+    """A line for each port: whether it carries traffic, by which address, and why not; and what the rails are near."""
+    if isinstance(found, Failed):
+        fix = "LD_DEBUG=libs ibv_devinfo"
+        return [Check("cards", "rails", False, f"libibverbs fails when it looks for cards: {found}", fix)]
+    checks = [_choice(found)]
+    for card in found.cards:
+        if not card.ports or card.transport != "RC":
+            has_no_rc = card.transport != "RC"
+            checks.append(Check("cards", card.name, has_no_rc, card.problem, "" if has_no_rc else _TO_OPEN))
+        checks += [_rail(card, port) for port in card.ports if card.transport == "RC"]
+    return checks + ([_nearest(found)] if found.rails else [])
+
+
+_TO_OPEN = "docker run --device=/dev/infiniband --ulimit memlock=-1; outside of containers: ls -l /dev/infiniband"
+
+
+def _choice(found: verbs.Description) -> Check:
+    """The verdict on the host."""
+    name = "rails"
+    if not found.built:
+        return Check("cards", name, False, found.problem, "apt-get install libibverbs-dev, then build again")
+    if not found.rails:
+        fix = "see the lines of the ports below" if found.cards else "rdma link add rxe0 type rxe netdev eth0"
+        return Check("cards", name, False, f"none ({found.problem}): transfers between hosts go over tcp", fix)
+    why = ", ".join(f"{rail.group} = {rail.name}" for rail in found.rails)
+    if "verbs" not in config.LANES:
+        why += "; this version has no verbs lane yet, so transfers between hosts go over tcp"
+    return Check("cards", name, True, why)
+
+
+def _rail(card: verbs.Card, port: verbs.Port) -> Check:
+    where = f"node {card.numa}" if card.numa >= 0 else "no NUMA node"
+    facts = f"{port.link_layer}, {port.gbits:g} Gb/s, MTU {port.mtu}, {card.driver or 'software'}, {where}"
+    why = f"{'' if port.used else 'not used: '}{port.reason} ({facts})"
+    ok = port.used or port.left_out
+    return Check("cards", f"{card.name}:{port.port}", ok, why, "" if ok else _remedy(card, port))
+
+
+def _remedy(card: verbs.Card, port: verbs.Port) -> str:
+    interface = next((entry.interface for entry in port.gids if entry.interface), "INTERFACE")
+    if card.problem:
+        return _TO_OPEN
+    if port.link_layer == "InfiniBand":
+        return "systemctl start opensm, on one host of the fabric; then ibstat"
+    if port.state != "ACTIVE":
+        return f"ip link set {interface} up; then ethtool {interface}, and look at the cable"
+    return f"ip addr add ADDRESS/24 dev {interface}; ip link set {interface} up"
+
+
+_DISTANCES = ("same switch", "same root", "same NUMA node", "same socket", "other socket", "unknown")
+
+
+def _nearest(found: verbs.Description) -> Check:
+    """For each GPU and each node's memory the rails that are nearest."""
+    parts = []
+    for spot in found.near:
+        best = min(spot.distances.values(), key=_DISTANCES.index)
+        names = [rail for rail, distance in spot.distances.items() if distance == best]
+        parts.append(f"{spot.kind} {spot.name}: {', '.join(names)} ({best})")
+    return Check("cards", "nearest rails", True, "; ".join(parts) or "this kernel shows no NUMA nodes")
 
 
 def _gpu(what: str, libraries: str, init: str, count_of: str) -> Check:
