@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from monarch_rdma import bench, doctor
+from monarch_rdma import bench, config, doctor
 from monarch_rdma.doctor import Check, devices, isolated, kernel, lanes, software
 
-OFFERED = [Check("", name, True, "") for name in ("memfd and seals", "process_vm", "loopback")]
-LANES = ["shm-mapped", "shm-process_vm", "tcp"]
+OFFERED = [Check("", name, True, "") for name in ("memfd and seals", "process_vm", "loopback", "rails")]
+LANES = ["shm-mapped", "shm-process_vm", "tcp", *(["verbs"] if "verbs" in config.LANES else [])]
 
 
 @pytest.fixture(scope="module")
@@ -114,6 +114,22 @@ def test_a_lane_that_this_host_cannot_offer_is_not_required() -> None:
     lane = named(lanes.checks([*OFFERED, refused]), "shm-process_vm")
     assert (lane.ok, lane.required, lane.fix) == (False, False, "sysctl something")
     assert "process_vm: refused" in lane.why
+
+
+def test_the_verbs_lane_is_tried_where_it_is_built_and_there_are_rails(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    program = tmp_path / "transport_bench"
+    program.write_text('#!/bin/sh\necho "{\\"figures\\": [{\\"lane\\": \\"$5\\"}]}"\n')  # the lane that was asked for
+    program.chmod(0o755)
+    monkeypatch.setattr(bench, "binary", lambda: program)
+    monkeypatch.setattr(config, "LANES", ("shm", "tcp"))
+    assert "verbs" not in {check.name for check in lanes.checks(OFFERED)}
+    monkeypatch.setattr(config, "LANES", ("shm", "verbs", "tcp"))
+    assert named(lanes.checks(OFFERED), "verbs").ok
+    none = Check("cards", "rails", False, "none", "rdma link add something")
+    without = named(lanes.checks([*OFFERED, none]), "verbs")
+    assert (without.ok, without.required, without.fix) == (False, False, "rdma link add something")
 
 
 def test_loopback_is_looked_at(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

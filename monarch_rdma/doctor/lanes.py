@@ -6,7 +6,7 @@ import json
 import os
 import subprocess
 
-from .. import bench
+from .. import bench, config
 from .check import Check
 
 __all__ = ["checks"]
@@ -17,13 +17,15 @@ _LANES = (
     ("shm-mapped", "memfd and seals", "memory from empty, zeros, share and share_, of processes on this host"),
     ("shm-process_vm", "process_vm", "ordinary memory of processes on this host"),
     ("tcp", "loopback", "everything else"),
+    ("verbs", "rails", "processes on other hosts with RDMA cards"),
 )
 
 
 def checks(found: list[Check]) -> list[Check]:
     """`found`: all other checks. A lane that this host cannot offer is not required."""
     by_name = {check.name: check for check in found}
-    return [_lane(lane, by_name[probe], use) for lane, probe, use in _LANES]
+    built = [row for row in _LANES if row[0].partition("-")[0] in config.LANES]
+    return [_lane(lane, by_name[probe], use) for lane, probe, use in built]
 
 
 def _lane(lane: str, probe: Check, use: str) -> Check:
