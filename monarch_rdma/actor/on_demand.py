@@ -30,6 +30,8 @@ class _OnDemand:
         self._lock = threading.Lock()
 
     def on_frame(self, frame: Frame) -> None:
+        if self._proc.is_ending:  # nobody would end it any more
+            return self._proc.refuse(frame, f"process {self._proc.name} ends")
         with self._lock:
             if self._proc.receivers.get(self._number) is self:
                 self._proc.start_local(self._number, self._cls, self._name)
