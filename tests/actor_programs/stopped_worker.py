@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
+
+import psutil
 
 from monarch_rdma import actor, config
 from monarch_rdma.actor import Actor, SupervisionError, current_rank, endpoint, this_host
@@ -23,6 +26,8 @@ def main() -> None:
     workers = procs.spawn("workers", Worker)
     pid, _ = workers.slice(n=1).where.call_one().get(20)
     os.kill(pid, signal.SIGSTOP)
+    while psutil.Process(pid).status() != psutil.STATUS_STOPPED:
+        time.sleep(0.001)
     for future in (workers.where.call(), workers.slice(n=1).where.call_one()):
         try:
             future.get(20)
