@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -70,11 +70,21 @@ def _alone(address: str) -> ProcMesh:
 
 
 def ask_all(questions: Sequence[Callable[[], T]]) -> list[Answer]:
-    """Runs all at the same time; each has its own answer, or its own problem."""
-    if not questions:
-        return []
-    with ThreadPoolExecutor(min(_MOST_AT_ONCE, len(questions))) as pool:
-        return list(pool.map(_ask, questions))
+    """Runs all at the same time; each has its own answer, or its own problem. An interrupt waits for none of them."""
+    answers: list[Answer] = [Answer(None)] * len(questions)
+    numbers = iter(range(len(questions)))  # next() is atomic
+
+    def work() -> None:
+        for number in numbers:
+            answers[number] = _ask(questions[number])
+
+    count = min(_MOST_AT_ONCE, len(questions))
+    threads = [threading.Thread(target=work, name="monarch_rdma-ask", daemon=True) for _ in range(count)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return answers
 
 
 def _ask(question: Callable[[], T]) -> Answer:
