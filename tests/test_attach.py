@@ -71,6 +71,12 @@ class Guest(Actor):
         return self.procs.spawn("own", Guest).pid.call_one().get()
 
     @endpoint
+    def attach_and_spawn(self, address: str) -> int:
+        """The actor's process as a client of another host; the pid of what it starts there."""
+        self.procs = attach_to_workers(workers=[address]).spawn_procs()
+        return self.procs.spawn("own", Guest).pid.call_one().get()
+
+    @endpoint
     def hold(self, started: Port[None]) -> None:
         started.send(None)
         threading.Event().wait()
@@ -205,6 +211,32 @@ def test_an_actor_starts_processes_on_its_own_host(tmp_path: Path, worker_loop: 
     os.kill(pid, signal.SIGKILL)  # what it owned goes with it
     gone_soon(own)
     assert "SIGKILL" in client.next().message
+
+
+def test_an_actor_attaches_to_another_host(tmp_path: Path, worker_loop: Any, client: Faults) -> None:
+    addresses = [in_directory(tmp_path, name) for name in ("one", "two")]
+    loops = [worker_loop(address) for address in addresses]
+    procs = attach_to_workers(workers=addresses[:1]).spawn_procs()
+    guest = procs.spawn("guest", Guest)
+    pid, own = guest.pid.call_one().get(), guest.attach_and_spawn.call_one(addresses[1]).get()
+    assert parent_of(parent_of(own)) == loops[1].pid
+    os.kill(pid, signal.SIGKILL)
+    gone_soon(own)
+    wait_until(lambda: not psutil.Process(loops[1].pid).children(), "the host keeps something of the actor", SOON)
+    assert "SIGKILL" in client.next().message
+
+
+def test_controllers_of_a_client_serve_all_its_hosts_and_no_other_client(
+    tmp_path: Path, worker_loop: Any, program: Any, client: Faults
+) -> None:
+    from test_controller import Worker
+
+    addresses = [in_directory(tmp_path, name) for name in ("one", "two")]
+    for address in addresses:
+        worker_loop(address)
+    program(JOB, addresses[0]).line()  # has a counter of the same name
+    workers = attach_to_workers(workers=addresses).spawn_procs({"gpus": 2}).spawn("workers", Worker)
+    assert sorted(workers.count.call("counter", 0).get().values()) == [1, 2, 3, 4]
 
 
 def test_environment_is_that_of_the_host_then_what_the_client_says(
@@ -497,8 +529,9 @@ def test_private_key_is_the_secret(tmp_path: Path, secret_file: Path, program: A
     try:
         hosts = attach_to_workers(workers=[address], private_key=secret_file.read_bytes())
         assert hosts.spawn_procs().spawn("guest", Guest).rank.call_one().get(LIMIT) == 0
-        with pytest.raises(ConfigError, match="begun with another job secret"):
+        with pytest.raises(ConfigError, match="not the job secret that this process has"):
             attach_to_workers(workers=[address], private_key=Secret.generate().reveal())
+        assert attach_to_workers(workers=[address]) == hosts  # it is known by now
     finally:
         close_current()
         default_engine().close()
@@ -513,7 +546,7 @@ def test_private_key_that_is_none(key: Any) -> None:
 
 def test_private_key_beside_another_secret(secret_file: Path) -> None:
     config.configure(secret_file=str(secret_file))
-    with pytest.raises(ConfigError, match="use one of them"):
+    with pytest.raises(ConfigError, match="not the job secret that this process has"):
         run_worker_loop_forever(address="tcp://127.0.0.1:22222", private_key=b"0123456789abcdef")
 
 

@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -127,6 +128,7 @@ class _Child:
     rank: int  # in its mesh
     mesh: str
     owner: tuple[str, int]
+    client: str
     is_wanted: bool = True
 
 
@@ -136,9 +138,10 @@ class HostAgent(Actor):
     def __init__(self, ends_at_shutdown: bool = False) -> None:
         self._templates: dict[tuple[str, tuple[str, ...], str], Template] = {}
         self._children: dict[str, _Child] = {}  # by address
-        self._clients: set[str] = set()  # that have joined
         self._ends_at_shutdown = ends_at_shutdown
         self._proc = current_proc()
+        self._clients = {self._proc.address}  # that have joined, or have spawned themselves
+        self._spawning: Counter[str] = Counter()  # by client
         self._lock = threading.Lock()
         self._proc.at_close(self.close)
         self._owners = Owners(self._proc, self._release)
@@ -169,8 +172,11 @@ class HostAgent(Actor):
     def _spawn(
         self, orders: list[Order], mesh: str, first_rank: int, owner: tuple[str, int], client: str, timeout: float
     ) -> list[str]:
-        self._know(client)
+        if client == owner[0]:
+            self._know(client)
         self._owners.watch(owner[0])
+        with self._lock:
+            self._spawning[client] += 1
         arrivals = Arrivals(self._proc, len(orders))
         started: list[Started] = []
         fd = self._proc.engine.secret.to_fd()
@@ -188,9 +194,11 @@ class HostAgent(Actor):
         finally:
             os.close(fd)
             self._proc.forget(arrivals.number)
+            with self._lock:
+                self._spawning[client] -= 1
         with self._lock:
             for rank, (address, process) in enumerate(zip(addresses, started, strict=True)):
-                self._children[address] = _Child(process, first_rank + rank, mesh, owner)
+                self._children[address] = _Child(process, first_rank + rank, mesh, owner, client)
         self._owners.watch(owner[0])  # lost meanwhile: it is told again
         for address, process in zip(addresses, started, strict=True):
             process.on_exit(partial(self._on_exit, address))
@@ -254,15 +262,21 @@ class HostAgent(Actor):
             return found
 
     def _release(self, owner: str, reason: str) -> None:
-        """Ends what a process owned that is lost or has parted, and of a client the templates."""
+        """Ends what a process owned that is lost or has parted."""
         with self._lock:
             self._clients.discard(owner)
-            templates = [self._templates.pop(key) for key in list(self._templates) if key[2] == owner]
             addresses = [address for address, child in self._children.items() if child.owner[0] == owner]
         self._stop(addresses, f"its owner {name_of(owner)} is gone: {reason}", _ORPHANS_TIMEOUT)
+        self._owners.unwatch(owner)
+        self._close_idle_templates()
+
+    def _close_idle_templates(self) -> None:
+        """Those of clients that are gone."""
+        with self._lock:
+            here = self._clients | {child.client for child in self._children.values()} | set(+self._spawning)
+            templates = [self._templates.pop(key) for key in list(self._templates) if key[2] not in here]
         for template in templates:
             template.close(_GRACE)
-        self._owners.unwatch(owner)
 
     def _stop(self, addresses: Sequence[str], reason: str, timeout: float | None = None) -> None:
         with self._lock:

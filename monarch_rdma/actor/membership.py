@@ -9,6 +9,7 @@ from typing import Any
 from ..errors import ConfigError
 from ..rdma.engine import Engine, default_engine_with
 from ..rdma.secret import Secret, configured_secret
+from .proc import existing_proc
 
 __all__ = ["check_ca", "engine_of_job", "job_secret"]
 
@@ -41,8 +42,8 @@ def check_ca(ca: Any) -> None:
 
 
 def job_secret(private_key: bytes | os.PathLike[str] | None) -> Secret:
-    """The argument (the secret itself, or the path of its file), or the configured one. Raises ConfigError."""
-    configured = configured_secret()
+    """The argument (the secret itself, or the path of its file), or the one that this process has. ConfigError."""
+    configured = configured_secret() or _given_before()
     if private_key is None:
         if configured is None:
             raise ConfigError(f"there is no job secret, so nobody could be told from a stranger: {_HOW_TO}")
@@ -58,9 +59,15 @@ def job_secret(private_key: bytes | os.PathLike[str] | None) -> Secret:
         )
     if configured not in (None, given):
         raise ConfigError(
-            "private_key is not the secret that the options secret_file or secret_fd give; use one of them"
+            "private_key is not the job secret that this process has been given already, there or in an option"
         )
     return given
+
+
+def _given_before() -> Secret | None:
+    """By an earlier call, or by the agent that started this process."""
+    proc = existing_proc()
+    return proc.engine.secret if proc is not None and not proc.engine.secret_is_random else None
 
 
 def engine_of_job(secret: Secret) -> Engine:
