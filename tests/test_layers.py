@@ -138,7 +138,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     "actor.value_mesh": {"errors", "actor.shape"},
     "actor": {"errors", "config", "rdma", "supervision"},
     "tools": {"errors", "config", "rdma", "actor"},
-    "tools": {"errors", "actor"},
     "job": {"errors", "config", "actor"},
     "ft": {"errors", "config", "actor", "sharding", "collectives", "supervision", "rdma"},
 }
