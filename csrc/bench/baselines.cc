@@ -59,7 +59,7 @@ void add_latency_baselines(std::vector<Contender>& contenders, Lane lane, const 
   } else if (lane == Lane::kProcessVm && plan.op != Op::kFetchAdd) {
     auto copy = std::make_shared<RawProcessVm>(where.pid, where.address, plan.size, plan.op == Op::kWrite, 1);
     contenders.push_back(timed("process_vm x1", [copy] { copy->copy(); }));
-  } else if (lane != Lane::kTcp && plan.op != Op::kFetchAdd) {
+  } else if (lane != Lane::kTcp && lane != Lane::kVerbs && plan.op != Op::kFetchAdd) {
     auto copy = std::make_shared<RawMemcpy>(plan.size, 1);
     contenders.push_back(timed("memcpy x1", [copy] { copy->copy(); }));
   }
@@ -74,6 +74,7 @@ void add_bandwidth_baselines(std::vector<Contender>& contenders, Lane lane, cons
                                      [=] { raw->stream(plan.size, streams, plan.op == Op::kWrite); }));
     return;
   }
+  if (lane == Lane::kVerbs) return;  // perftest's programs are what it is compared with
   for (uint32_t threads = 1; threads <= host_threads(options); threads *= 2) {
     std::string times = " x" + std::to_string(threads);
     if (lane == Lane::kProcessVm) {

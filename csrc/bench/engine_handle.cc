@@ -63,12 +63,13 @@ EngineHandle::EngineHandle(const Options& options, const Secret& secret, const L
   wanted.bulk_tls = options.bulk_tls;
   if (options.threads) wanted.copy_threads = options.threads;
   if (options.sockets) wanted.tcp_sockets = options.sockets;
+  wanted.verbs_devices = options.devices.c_str();
   if (options.role == Role::kListen) {
     wanted.listen_host = options.listen_host.c_str();
     wanted.port_min = wanted.port_max = options.listen_port;
   }
   if (only && *only != Lane::kLocal) {
-    wanted.lanes = *only == Lane::kTcp ? "tcp" : "shm";
+    wanted.lanes = *only == Lane::kTcp ? "tcp" : *only == Lane::kVerbs ? "verbs" : "shm";
     wanted.shm_mapped = *only == Lane::kMapped;
     wanted.shm_process_vm = *only == Lane::kProcessVm;
   }

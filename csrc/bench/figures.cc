@@ -13,10 +13,6 @@
 namespace mr::bench {
 namespace {
 
-uint32_t lane_flags(Lane lane) {
-  return MR_STRICT | (lane == Lane::kTcp ? MR_LANE_TCP : lane == Lane::kLocal ? 0 : MR_LANE_SHM);
-}
-
 TransferPlan plan_of(Lane lane, Op op, uint64_t size, const Options& options) {
   TransferPlan plan{op, op == Op::kFetchAdd ? 8 : size, options.strided, false, 1, lane_flags(lane)};
   if (plan.strided.pieces) plan.size = plan.strided.pieces * plan.strided.run;

@@ -46,10 +46,9 @@ MemoryRow measure_memory(Session& session, Lane lane, Op op, uint64_t size) {
   request.seed = kSeed;
   request.sparse = op == Op::kRead;  // what is only read stays without pages; what is written has them before
   RemoteMemory memory(session, 0, request);
-  uint32_t flags = MR_STRICT | (lane == Lane::kTcp ? MR_LANE_TCP : MR_LANE_SHM);
   Buffer local = op == Op::kRead ? Buffer::touched(size) : Buffer::sparse(size);
 
-  Transfers transfers({memory.remote()}, {op, size, {}, false, 1, flags}, std::move(local));
+  Transfers transfers({memory.remote()}, {op, size, {}, false, 1, lane_flags(lane)}, std::move(local));
   request.ask = Ask::kPeakStart;
   session.ask(0, request);
   PeakMemory peak;

@@ -18,8 +18,11 @@ struct Name {
   E value;
   const char* text;
 };
-constexpr Name<Lane> kLanes[] = {
-    {Lane::kMapped, "shm-mapped"}, {Lane::kProcessVm, "shm-process_vm"}, {Lane::kTcp, "tcp"}, {Lane::kLocal, "local"}};
+constexpr Name<Lane> kLanes[] = {{Lane::kMapped, "shm-mapped"},
+                                 {Lane::kProcessVm, "shm-process_vm"},
+                                 {Lane::kTcp, "tcp"},
+                                 {Lane::kVerbs, "verbs"},
+                                 {Lane::kLocal, "local"}};
 constexpr Name<Op> kOps[] = {
     {Op::kRead, "read"}, {Op::kWrite, "write"}, {Op::kFetchAdd, "fetch_add"}, {Op::kMessage, "message"}};
 constexpr Name<Figure> kFigures[] = {{Figure::kLatency, "latency"}, {Figure::kBandwidth, "bandwidth"}};
@@ -143,7 +146,7 @@ const std::vector<Flag>& flags() {
        [](Options& o, S v) { set_role(o, Role::kConnect), o.connect.push_back(v); }},
       {"--secret-file", "FILE", "job secret, a file of mode 0600; --listen creates it where missing",
        [](Options& o, S v) { o.secret_file = v; }},
-      {"--lane", "LIST", "shm-mapped, shm-process_vm, tcp, local [the first three]",
+      {"--lane", "LIST", "shm-mapped, shm-process_vm, tcp, verbs, local [the first three]",
        [](Options& o, S v) { o.lanes = parse_names("--lane", v, kLanes); }},
       {"--op", "LIST", "read, write, fetch_add, message [read]",
        [](Options& o, S v) { o.ops = parse_names("--op", v, kOps); }},
@@ -177,6 +180,8 @@ const std::vector<Flag>& flags() {
        [](Options& o, S v) { o.threads = small("--threads", v, 256); }},
       {"--sockets", "N", "data sockets of the tcp lane [engine's choice]",
        [](Options& o, S v) { o.sockets = small("--sockets", v, 256); }},
+      {"--devices", "LIST", "RDMA cards of the verbs lane, as in option verbs_devices [engine's choice]",
+       [](Options& o, S v) { o.devices = v; }},
       {"--bulk-tls", nullptr, "encrypt the tcp lane's data sockets", [](Options& o, S) { o.bulk_tls = true; }},
       {"--control", "KIND", "control stream on one host: unix or tcp [unix]",
        [](Options& o, S v) {

@@ -9,7 +9,7 @@
 namespace mr::bench {
 
 enum class Role { kNone, kLocal, kListen, kConnect };
-enum class Lane { kMapped, kProcessVm, kTcp, kLocal };
+enum class Lane { kMapped, kProcessVm, kTcp, kVerbs, kLocal };
 enum class Op { kRead, kWrite, kFetchAdd, kMessage };
 enum class Figure { kLatency, kBandwidth };
 
@@ -42,6 +42,7 @@ struct Options {
   int client_cpu = -1, server_cpu = -1;  // -1: any
   uint32_t threads = 0;
   uint32_t sockets = 0;
+  std::string devices;  // of the verbs lane
   bool bidirectional = false;
   bool verify = false;
   bool baseline = false;

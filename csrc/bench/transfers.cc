@@ -20,6 +20,19 @@ mr_result finish(mr_op* op, const std::string& doing) {
   return result;
 }
 
+uint32_t lane_flags(Lane lane) {
+  switch (lane) {
+    case Lane::kTcp:
+      return MR_STRICT | MR_LANE_TCP;
+    case Lane::kVerbs:
+      return MR_STRICT | MR_LANE_VERBS;
+    case Lane::kLocal:
+      return MR_STRICT;
+    default:
+      return MR_STRICT | MR_LANE_SHM;
+  }
+}
+
 mr_view remote_view(const TransferPlan& plan) {
   mr_view view{};
   view.run = plan.strided.pieces ? plan.strided.run : plan.size;

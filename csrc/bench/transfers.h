@@ -71,6 +71,7 @@ class Transfers {
 };
 
 // The plan's bytes inside the region, and as they lie in local memory (gathered).
+uint32_t lane_flags(Lane lane);  // that leave no other lane
 mr_view remote_view(const TransferPlan& plan);
 mr_view local_view(const TransferPlan& plan);
 // Bytes of a region that the plan needs.
