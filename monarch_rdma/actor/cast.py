@@ -153,7 +153,7 @@ _UNCOUNTED = message.NEW | message.STOP  # they need no place in the mailbox
 
 def _fail(rank: int, error: SupervisionError, waiting: Waiting | None) -> SupervisionError:
     if waiting is not None:
-        waiting.on_failed(rank, error)
+        waiting.on_unsent(rank, error)
     return error
 
 

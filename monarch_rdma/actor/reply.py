@@ -83,12 +83,19 @@ class Waiting:
         self.proc.expect(self.number, holder)
 
     def on_lost(self, address: str, error: SupervisionError) -> None:
-        error = SupervisionError(f"{self.what}: {error}", self.what)
+        error = self._named(error)
         for rank, route in enumerate(self.routes):
             if route.address == address or address == self.proc.address:
                 self.on_failed(rank, error)
         for rank in self._holders.pop(address, ()):
             self.on_failed(rank, error)
+
+    def on_unsent(self, rank: int, error: SupervisionError) -> None:
+        """The process of this one turned out to be lost."""
+        self.on_failed(rank, self._named(error))
+
+    def _named(self, error: SupervisionError) -> SupervisionError:
+        return SupervisionError(f"{self.what}: {error}", self.what)
 
     def on_failed(self, rank: int, error: BaseException) -> None:
         """There will be no answer from this one."""
