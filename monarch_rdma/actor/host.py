@@ -50,7 +50,7 @@ T = TypeVar("T")
 HOST = 3  # the number of the agent in its process
 _ORPHANS_TIMEOUT = 1.0  # seconds for processes whose owner is gone, before they are killed
 _names = itertools.count()
-_GRACE = 1.2  # seconds that processes have for their cleanup when this one ends; those that hang are gone within 2
+_GRACE = 1.0  # seconds that processes have for their cleanup when this one ends; those that hang are gone within 2
 
 
 @dataclass(frozen=True)
