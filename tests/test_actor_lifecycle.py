@@ -16,6 +16,7 @@ import psutil
 import pytest
 from actor_client import LIMIT, Faults, Stage, hold, hold_async, wait_until
 
+from monarch_rdma import config
 from monarch_rdma.actor import (
     Actor,
     Channel,
@@ -172,7 +173,8 @@ def test_an_actor_may_stop_itself(procs: ProcMesh) -> None:
 
 
 def test_calls_that_run_when_their_process_is_stopped_end(client: HostMesh) -> None:
-    procs = client.spawn_procs()
+    with config.configured(cleanup_timeout=0.3):
+        procs = client.spawn_procs()
     mesh, stage = procs.spawn("mortal", Mortal), Stage()
     running, waiting = mesh.wait.call_one(stage.port), mesh.pid.call_one()
     stage.next()
@@ -252,9 +254,9 @@ def test_workers_are_gone_soon_after_a_signal_ended_the_client(number: signal.Si
     with client_program("holds_work.py", "wait") as (process, family):
         process.send_signal(number)
         sent = time.monotonic()
-        process.wait(LIMIT)
         wait_until(all_gone(family), lambda: f"left: {[p for p in family if not is_gone(p)]}", 2 * SOON)
         assert time.monotonic() - sent < SOON
+        process.wait(LIMIT)
         assert process.returncode != 0
 
 
@@ -281,9 +283,9 @@ def test_a_client_that_ends_while_processes_come_up_ends_them(number: signal.Sig
     with client_program("spawns_slowly.py") as (process, family):
         process.send_signal(number)
         sent = time.monotonic()
-        process.wait(LIMIT)
         wait_until(all_gone(family), lambda: f"left: {[p for p in family if not is_gone(p)]}", 2 * SOON)
         assert time.monotonic() - sent < SOON
+        process.wait(LIMIT)
 
 
 def test_a_failure_that_nobody_handles_ends_a_program_that_sleeps() -> None:
