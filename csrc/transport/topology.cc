@@ -3,11 +3,14 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
-#include <fstream>
 #include <sstream>
+#include <string_view>
 
+#include <fcntl.h>
 #include <sys/syscall.h>
 #include <unistd.h>
+
+#include "../base/fd.h"
 
 namespace mr {
 namespace {
@@ -54,12 +57,16 @@ const char* distance_name(Distance distance) {
   return "unknown";
 }
 
+// By system calls: attributes of /sys may open and then fail to be read (that of an empty GID entry does, with EINVAL).
 std::string Topology::read(const std::string& file) const {
-  std::ifstream in(sysfs_ + "/" + file);
-  std::string text((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
-  const size_t first = text.find_first_not_of(" \t\n");
-  if (first == std::string::npos) return "";
-  return text.substr(first, text.find_last_not_of(" \t\n") - first + 1);
+  const Fd fd(::open((sysfs_ + "/" + file).c_str(), O_RDONLY | O_CLOEXEC));
+  char text[4096];
+  const ssize_t length = fd.valid() ? ::read(fd.get(), text, sizeof text) : -1;
+  if (length <= 0) return "";
+  const std::string_view all(text, static_cast<size_t>(length));
+  const size_t first = all.find_first_not_of(" \t\n");
+  if (first == all.npos) return "";
+  return std::string(all.substr(first, all.find_last_not_of(" \t\n") - first + 1));
 }
 
 std::vector<std::string> Topology::list(const std::string& folder) const {

@@ -103,6 +103,9 @@ TEST(what_is_not_there_has_no_place) {
   CHECK_EQ(topology.of_pci("0000:99:00.0").numa, -1);
   CHECK(topology.nodes().empty());
   CHECK_EQ(topology.read("class/net/eth0/mtu"), "");
+  tree.file("class/net/eth0/mtu", "1500");
+  CHECK_EQ(topology.read("class/net/eth0/mtu"), "1500");
+  CHECK_EQ(topology.read("class/net/eth0"), "");  // it opens, but reading fails: like an attribute without a value
   CHECK_EQ(topology.between(Place{}, Place{}), Distance::same_node);  // of one node, or a kernel without NUMA
 }
 
