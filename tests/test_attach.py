@@ -435,7 +435,7 @@ def test_where_one_host_fails_the_others_keep_nothing(tmp_path: Path, worker_loo
             raise ValueError("not here")
         Path(place, f"pid-{os.getpid()}").touch()
 
-    with pytest.raises(SupervisionError, match="bootstrap failed .* ValueError: not here"):
+    with pytest.raises(SupervisionError, match="ValueError: not here"):
         hosts.spawn_procs({"gpus": 2}, bootstrap=begin)
     pids = [int(path.name[4:]) for path in tmp_path.glob("pid-*")]
     assert len(pids) == 2
