@@ -464,15 +464,16 @@ def told(program: RunningProgram, *lines: str) -> str:
     return done.stdout
 
 
+def seen(program: RunningProgram) -> list[bool]:
+    """Of each session whether it waits for input."""
+    done = program.command("debug", "--json")
+    assert done.returncode == 0, done.stderr
+    return [each["waits"] for each in json.loads(done.stdout)]
+
+
 def listed(program: RunningProgram, count: int) -> None:
     """Until so many wait."""
-
-    def are_there() -> bool:
-        done = program.command("debug", "--json")
-        assert done.returncode == 0, done.stderr
-        return len(json.loads(done.stdout)) == count
-
-    wait_until(are_there, f"{count} should wait")
+    wait_until(lambda: seen(program) == [True] * count, f"{count} should wait")
 
 
 def test_the_command_lists_attaches_casts_and_continues(program: Callable[..., RunningProgram]) -> None:
@@ -527,7 +528,8 @@ def test_at_a_terminal(program: Callable[..., RunningProgram]) -> None:
         terminal.type("attach buggy 0\n")
         terminal.wait_for("(Pdb) ")
         terminal.type(f"unt {8 + _line_in(running.script, 'breakpoint()', 2)}\n")
-        terminal.type("\x03")  # Ctrl-C while it runs
+        wait_until(lambda: seen(running) == [False], "it should run")
+        terminal.type("\x03")
         terminal.wait_for("detached from buggy 0")
         terminal.wait_for("debug> ")
         Path(f"{running.script}.go").touch()
