@@ -17,7 +17,7 @@ from .endpoint import Endpoint, NotAnEndpoint, endpoints_of
 from .future import Future, done_future
 from .instance import Birth
 from .log_sink import post_option
-from .proc import AGENT, current_proc, name_of
+from .proc import AGENT, Proc, current_proc, name_of
 from .registry import announce
 from .reply import GatherReply
 from .route import PATIENCE, Route
@@ -69,7 +69,8 @@ class ActorMesh(MeshTrait, Generic[T]):
         self._number = number
         self._procs = procs
         self._initialized: Future[Any] | None = None
-        self._found_routes: list[Route] | None = None
+        self._found_routes: list[Route] = []
+        self._routes_of: Proc | None = None  # a fork, or a client after a close, has ways of its own
         self._extent_bytes = message.pack_extent(procs.extent)
 
     @property
@@ -92,11 +93,11 @@ class ActorMesh(MeshTrait, Generic[T]):
 
     @property
     def _routes(self) -> list[Route]:
-        routes = self._found_routes
-        if routes is None:
-            proc = current_proc()
-            routes = self._found_routes = [proc.route(address, self._number) for address in self._procs._chosen()]
-        return routes
+        proc = current_proc()
+        if self._routes_of is not proc:
+            self._found_routes = [proc.route(address, self._number) for address in self._procs._chosen()]
+            self._routes_of = proc
+        return self._found_routes
 
     def _with_region(self, region: Region) -> ActorMesh[T]:
         part = ActorMesh(self._class, self._name, self._number, self._procs._with_region(region))

@@ -27,7 +27,8 @@ def main() -> None:
     print("parent", mine.next.call().get(20).values(), flush=True)
     pid = os.fork()
     if pid == 0:
-        print("an old reference:", mine.next.call().get(20).values(), flush=True)
+        futures = [mine.next.call() for _ in range(2000)]
+        print("an old reference:", [future.get(20) for future in futures][-1].values(), flush=True)
         print("child", counters().next.call().get(20).values(), flush=True)
         sys.exit(5)
     print("child's exit code", os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
