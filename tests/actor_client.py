@@ -14,7 +14,7 @@ from typing import Any
 
 from monarch_rdma import actor
 from monarch_rdma.actor import Channel, HostMesh, MeshFailure, Port, this_host
-from monarch_rdma.actor.proc import close_current
+from monarch_rdma.actor.runtime.proc import close_current
 from monarch_rdma.rdma.engine import default_engine
 
 _OF_THE_PROCESS = ("pytest_timeout", "monarch-rdma-blocks")  # threads that are not a client's; one each, for good

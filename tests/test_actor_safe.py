@@ -10,8 +10,9 @@ import pytest
 import torch
 from actor_client import LIMIT
 
-from monarch_rdma.actor import Actor, ActorError, ActorMesh, ProcMesh, endpoint, instance, this_proc
-from monarch_rdma.actor.codec import encode
+from monarch_rdma.actor import Actor, ActorError, ActorMesh, ProcMesh, endpoint, this_proc
+from monarch_rdma.actor.encoding.codec import encode
+from monarch_rdma.actor.runtime import instance
 from monarch_rdma.errors import ConfigError, ProtocolError
 
 

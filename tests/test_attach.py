@@ -26,24 +26,22 @@ from monarch_rdma.actor import (
     HostMesh,
     Port,
     SupervisionError,
-    attach,
     attach_to_workers,
     context,
     current_rank,
     enable_transport,
     endpoint,
-    membership,
     run_worker_loop_forever,
     shutdown_context,
     start_worker_loop_forever,
     this_host,
-    transport,
 )
-from monarch_rdma.actor.proc import close_current
+from monarch_rdma.actor.joining import attach, membership, transport
+from monarch_rdma.actor.runtime.proc import close_current
 from monarch_rdma.errors import AuthenticationError, ConfigError, PeerLost, ResourceExhausted, TransferTimeout
 from monarch_rdma.rdma import Engine, Secret, default_engine
 
-attaching = importlib.import_module("monarch_rdma.actor.attach")  # the package has a function of that name
+attaching = importlib.import_module("monarch_rdma.actor.joining.attach")  # the package has a function of that name
 
 SOON = 2.0  # seconds in which nothing of a dead client or host may be left
 

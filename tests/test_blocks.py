@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from monarch_rdma.actor.blocks import BlockPool
+from monarch_rdma.actor.encoding.blocks import BlockPool
 from monarch_rdma.rdma.memory import memory_of
 
 MIB = 1 << 20

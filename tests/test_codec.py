@@ -23,7 +23,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from monarch_rdma import config
-from monarch_rdma.actor.codec import Incoming, Outgoing, encode, encode_call
+from monarch_rdma.actor.encoding.codec import Incoming, Outgoing, encode, encode_call
 from monarch_rdma.errors import AccessDenied, ConfigError, OutOfBounds, PeerLost, ProtocolError
 from monarch_rdma.rdma import Engine, RDMABuffer, share
 from monarch_rdma.rdma import empty as shared_empty
@@ -156,7 +156,7 @@ def test_functions_and_classes_defined_here(way: Way) -> None:
 def test_functions_and_classes_of_main_load_in_another_process() -> None:
     program = """
 import sys
-from monarch_rdma.actor.codec import encode
+from monarch_rdma.actor.encoding.codec import encode
 class Config:
     def __init__(self, n): self.n = n
     def twice(self): return helper(self.n)
@@ -177,7 +177,7 @@ def test_what_cannot_be_pickled_raises_what_pickle_raises(way: Way, make: Callab
 def test_importing_loads_neither_torch_nor_cloudpickle() -> None:
     program = """
 import sys
-from monarch_rdma.actor.codec import Incoming, encode
+from monarch_rdma.actor.encoding.codec import Incoming, encode
 import monarch_rdma.actor.remote_error
 assert Incoming(encode(((1, "a"), {"k": [2.0]})).body).load() == ((1, "a"), {"k": [2.0]})
 print([name for name in ("torch", "numpy", "cloudpickle") if name in sys.modules])
@@ -481,7 +481,7 @@ def test_between_processes(child_process: Callable[..., Child], reader: Engine) 
     body = sender.run(
         """
         import torch, numpy
-        from monarch_rdma.actor.codec import encode
+        from monarch_rdma.actor.encoding.codec import encode
         x = torch.arange(3_000_000.0).reshape(1000, 3000)
         out = encode({"x": x, "t": x.t(), "a": numpy.arange(500_000), "n": 5}, engine=engine)
         result = out.body
@@ -503,7 +503,7 @@ def test_a_sender_that_died_is_told(child_process: Callable[..., Child], reader:
     body = sender.run(
         """
         import torch
-        from monarch_rdma.actor.codec import encode
+        from monarch_rdma.actor.encoding.codec import encode
         out = encode([torch.ones(200_000) for _ in range(3)], engine=engine)
         result = out.body
         """
@@ -570,7 +570,7 @@ def test_a_view_between_processes_is_no_copy(child_process: Callable[..., Child]
     sender = child_process(name="sender")
     body = sender.run(
         """
-        from monarch_rdma.actor.codec import encode
+        from monarch_rdma.actor.encoding.codec import encode
         x = rdma.zeros(1_000_000, engine=engine)
         out = encode(x, view=True, engine=engine)
         result = out.body
@@ -633,7 +633,7 @@ def test_where_registration_fails_nothing_stays(way: Way, monkeypatch: pytest.Mo
         made.append(RDMABuffer(*args, **options))
         return made[-1]
 
-    monkeypatch.setattr("monarch_rdma.actor.frame.RDMABuffer", second_fails)
+    monkeypatch.setattr("monarch_rdma.actor.encoding.frame.RDMABuffer", second_fails)
     with pytest.raises(MemoryError, match="no more"):
         way.encode([torch.ones(MIB), torch.ones(MIB)])
     assert len(made) == 1
@@ -781,7 +781,7 @@ def test_a_region_smaller_than_announced_is_found_before_memory_is_taken(
         fields[3][2] = [size]
     header = json.dumps([1, 1, None, [[size, json.dumps(fields), True]], [], [0]])
     incoming = Incoming(framed(header, b"N"), engine=way.reader)
-    monkeypatch.setattr("monarch_rdma.actor.frame._new_block", None)
+    monkeypatch.setattr("monarch_rdma.actor.encoding.frame._new_block", None)
     with pytest.raises((ProtocolError, OutOfBounds)):
         incoming.fetch(timeout=5)
 
@@ -904,7 +904,7 @@ def test_safe_never_unpickles(way: Way, monkeypatch: pytest.MonkeyPatch) -> None
     def refuse(*_: Any, **__: Any) -> Any:
         raise AssertionError("unpickled")
 
-    monkeypatch.setattr("monarch_rdma.actor.codec._loads", refuse)
+    monkeypatch.setattr("monarch_rdma.actor.encoding.codec._loads", refuse)
     assert same(way([torch.ones(MIB), np.ones(MIB), 5], codec="safe"), [torch.ones(MIB), np.ones(MIB), 5])
 
 

@@ -25,12 +25,12 @@ from monarch_rdma.actor import (
     ProcMesh,
     SupervisionError,
     concurrent_endpoint,
-    debug_controller,
     endpoint,
     this_proc,
 )
-from monarch_rdma.actor.breakpoint_client import Attachment, Waiting, find_waiting
-from monarch_rdma.actor.proc import current_proc
+from monarch_rdma.actor.debugging import debug_controller
+from monarch_rdma.actor.debugging.breakpoint_client import Attachment, Waiting, find_waiting
+from monarch_rdma.actor.runtime.proc import current_proc
 from monarch_rdma.errors import Cancelled, ConfigError
 
 
@@ -412,7 +412,7 @@ def test_the_controller_tells_what_waits(buggy: ActorMesh[Buggy], capfd: pytest.
 
 def test_the_clients_own_code_keeps_its_hook(client: HostMesh, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    monkeypatch.setattr("monarch_rdma.actor.breakpoints._others_hook", lambda: calls.append("own"))
+    monkeypatch.setattr("monarch_rdma.actor.debugging.breakpoints._others_hook", lambda: calls.append("own"))
     breakpoint()
     assert calls == ["own"]
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import pytest
 
-from monarch_rdma.actor import placement
-from monarch_rdma.actor.launcher import ProcessSpec, Started, Template
+from monarch_rdma.actor.launch import placement
+from monarch_rdma.actor.launch.launcher import ProcessSpec, Started, Template
 from monarch_rdma.errors import ConfigError, PeerLost, TransferTimeout
 
 ENTRY = "launched:run"
@@ -324,7 +324,7 @@ def test_a_template_imports_no_torch_unasked(make: Callable[..., Template]) -> N
 
 
 def test_the_template_of_actors_has_one_thread(make: Callable[..., Template]) -> None:
-    template = make(entry="monarch_rdma.actor.worker:main")
+    template = make(entry="monarch_rdma.actor.hosting.worker:main")
     template.wait_ready(30)
     assert len(os.listdir(f"/proc/{template.process.pid}/task")) == 1
 
@@ -589,7 +589,7 @@ class Client:
         program = f"""
 import json, os, signal, sys, time
 sys.path.insert(0, {str(Path(__file__).parent)!r})
-from monarch_rdma.actor.launcher import ProcessSpec, Template
+from monarch_rdma.actor.launch.launcher import ProcessSpec, Template
 def tell(*pids):
     os.write(told, (json.dumps(pids) + chr(10)).encode())
 {textwrap.dedent(source)}

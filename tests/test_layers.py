@@ -222,7 +222,7 @@ def users_of_the_bindings(root: Path) -> list[str]:
 
 
 # config reads options from it; placement hands it on to the processes that are started.
-USERS_OF_THE_ENVIRONMENT = ("config", "actor.placement")
+USERS_OF_THE_ENVIRONMENT = ("config", "actor.launch.placement")
 
 
 def readers_of_the_environment(root: Path) -> list[str]:
@@ -336,7 +336,12 @@ VIOLATIONS: list[tuple[Rule, str, str, str]] = [
     (users_of_the_bindings, "monarch_rdma/demo.py", "from ._engine import lib\n", "demo imports _engine"),
     (users_of_the_bindings, "monarch_rdma/bench.py", "def f():\n  from . import _engine\n", "bench imports _engine"),
     (imports_of_the_users_modules, "monarch_rdma/rdma/a.py", "from .. import cli\n", "rdma.a imports cli"),
-    (imports_of_the_users_modules, "monarch_rdma/actor/proc.py", "from ..tools import top\n", "proc imports tools"),
+    (
+        imports_of_the_users_modules,
+        "monarch_rdma/actor/runtime/proc.py",
+        "from ...tools import top\n",
+        "proc imports tools",
+    ),
     (imports_of_the_users_modules, "monarch_rdma/__init__.py", "import monarch_rdma.cli\n", " imports cli"),
     (readers_of_the_environment, "monarch_rdma/rdma/a.py", "import os\nx = os.environ['A']\n", "rdma/a.py:2 reads"),
     (readers_of_the_environment, "monarch_rdma/cli.py", "from os import getenv\n", "cli.py:1 reads"),
@@ -367,7 +372,7 @@ def test_a_violation_is_found(rule: Rule, file: str, text: str, expected: str, t
         "monarch_rdma/errors.py": "class PeerLost(Exception): ...\n",
         "monarch_rdma/config.py": "import os\nx = os.environ.get('A')\n",
         "monarch_rdma/actor/__init__.py": "from .proc import x\n",
-        "monarch_rdma/actor/proc.py": "from monarch_rdma.rdma import a\nfrom . import shape\n",
+        "monarch_rdma/actor/runtime/proc.py": "from monarch_rdma.rdma import a\nfrom . import shape\n",
         "monarch_rdma/actor/shape.py": "from ..errors import PeerLost\n",
         "monarch_rdma/actor/value_mesh.py": "from ..errors import PeerLost\nfrom .shape import x\n",
         "monarch_rdma/tools/top.py": "from ..actor import proc\n",

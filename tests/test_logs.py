@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_rdma.actor.logs import LineSplitter, LogPrinter
+from monarch_rdma.actor.launch.logs import LineSplitter, LogPrinter
 from monarch_rdma.errors import ConfigError
 
 # --- lines -------------------------------------------------------------------------------------------------------

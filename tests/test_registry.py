@@ -15,7 +15,7 @@ import pytest
 from running_program import RunningProgram
 
 from monarch_rdma import config
-from monarch_rdma.actor import registry
+from monarch_rdma.actor.debugging import registry
 from monarch_rdma.errors import ConfigError
 from monarch_rdma.rdma import Secret
 

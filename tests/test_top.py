@@ -14,7 +14,7 @@ import pytest
 from actor_client import wait_until
 from running_program import COMMAND, RunningProgram, Terminal, environment
 
-from monarch_rdma.actor.process_facts import ProcessFacts, descendants, facts_of
+from monarch_rdma.actor.debugging.process_facts import ProcessFacts, descendants, facts_of
 from monarch_rdma.rdma import Secret
 from monarch_rdma.tools.top import Usage
 

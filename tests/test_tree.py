@@ -14,18 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_rdma import config
-from monarch_rdma.actor import (
-    Actor,
-    ActorMesh,
-    HostMesh,
-    ProcMesh,
-    SupervisionError,
-    current_rank,
-    endpoint,
-    message,
-    tree,
-)
-from monarch_rdma.actor.proc import Proc
+from monarch_rdma.actor import Actor, ActorMesh, HostMesh, ProcMesh, SupervisionError, current_rank, endpoint
+from monarch_rdma.actor.runtime import message, tree
+from monarch_rdma.actor.runtime.proc import Proc
 
 COUNT = 9
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from monarch_rdma import config
-from monarch_rdma.actor import worker_address
-from monarch_rdma.actor.worker_address import FileAddress, TcpAddress, engine_address, parse, port_of
+from monarch_rdma.actor.joining import worker_address
+from monarch_rdma.actor.joining.worker_address import FileAddress, TcpAddress, engine_address, parse, port_of
 from monarch_rdma.errors import ConfigError
 
 

@@ -21,23 +21,23 @@ procs.stop().get()
 from __future__ import annotations
 
 from .actor import Actor
-from .attach import attach, attach_to_workers, shutdown_context
 from .context import Context, context, current_actor_name, current_rank, current_size
-from .controller import get_or_spawn_controller
-from .debug_controller import debug_controller
+from .debugging.debug_controller import debug_controller
 from .endpoint import Accumulator, Endpoint, as_endpoint, concurrent_endpoint, endpoint, send
 from .failure import MeshFailure, SupervisionError, unhandled_fault_hook
 from .future import Future, returns_future
-from .host import BootstrapCommand, default_bootstrap_cmd, this_host
+from .hosting.host import BootstrapCommand, default_bootstrap_cmd, this_host
 from .identity import ProcId, Uid
+from .joining.attach import attach, attach_to_workers, shutdown_context
+from .joining.controller import get_or_spawn_controller
+from .joining.transport import ChannelTransport, enable_transport
+from .joining.worker_loop import run_worker_loop_forever, run_worker_loop_until_shutdown, start_worker_loop_forever
 from .mesh import ActorMesh, HostMesh, ProcMesh, this_proc
 from .port import Channel, Port, PortReceiver
 from .remote_error import ActorError
 from .shape import Extent, Point
 from .telemetry import get_meter, span, traced
-from .transport import ChannelTransport, enable_transport
 from .value_mesh import ValueMesh
-from .worker_loop import run_worker_loop_forever, run_worker_loop_until_shutdown, start_worker_loop_forever
 
 __all__ = [
     "Accumulator",

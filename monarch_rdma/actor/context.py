@@ -5,13 +5,13 @@ from __future__ import annotations
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any
 
-from . import message
-from .owned import Owned
+from .runtime import message
+from .runtime.owned import Owned
 from .shape import Extent, Point
 
 if TYPE_CHECKING:
-    from .message import Frame
-    from .proc import Proc
+    from .runtime.message import Frame
+    from .runtime.proc import Proc
 
 __all__ = ["Context", "context", "current_actor_name", "current_rank", "current_size"]
 
@@ -84,7 +84,7 @@ def context() -> Context:
     """The context of the code that calls."""
     found = running.get(None)
     if found is None:
-        from .proc import current_proc
+        from .runtime.proc import current_proc
 
         found = current_proc().root_context
     return found

@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..errors import ConfigError
 from ..rdma.engine import seconds
-from . import message
-from .cast import cast
-from .codec import encode_call
+from .encoding.codec import encode_call
 from .future import Future
 from .port import Port
-from .proc import Proc, current_proc
-from .reply import GatherReply, SingleReply, StreamReply, Waiting
-from .route import PATIENCE
+from .runtime import message
+from .runtime.cast import cast
+from .runtime.proc import Proc, current_proc
+from .runtime.reply import GatherReply, SingleReply, StreamReply, Waiting
+from .runtime.route import PATIENCE
 from .value_mesh import ValueMesh
 
 if TYPE_CHECKING:
     from .mesh import ActorMesh
-    from .route import Route
+    from .runtime.route import Route
 
 __all__ = ["Accumulator", "Endpoint", "EndpointProperty", "concurrent_endpoint", "endpoint", "endpoints_of", "send"]
 

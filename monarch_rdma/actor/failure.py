@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ProtocolError
-from .codec import Outgoing, encode
+from .encoding.codec import Outgoing, encode
 from .remote_error import RemoteError
 
 if TYPE_CHECKING:
-    from .message import Frame
+    from .runtime.message import Frame
 
 __all__ = ["MeshFailure", "SupervisionError", "decode_failure", "encode_failure", "unhandled", "unhandled_fault_hook"]
 

@@ -8,19 +8,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from ..errors import ConfigError
-from . import message
 from .actor import Actor
-from .cast import cast
-from .codec import encode
 from .context import context
+from .debugging.registry import announce
+from .encoding.codec import encode
 from .endpoint import Endpoint, NotAnEndpoint, endpoints_of
 from .future import Future, done_future
-from .instance import Birth
-from .log_sink import post_option
-from .proc import AGENT, Proc, current_proc, name_of
-from .registry import announce
-from .reply import GatherReply
-from .route import PATIENCE, Route
+from .hosting.log_sink import post_option
+from .runtime import message
+from .runtime.cast import cast
+from .runtime.instance import Birth
+from .runtime.proc import AGENT, Proc, current_proc, name_of
+from .runtime.reply import GatherReply
+from .runtime.route import PATIENCE, Route
 from .shape import Extent, MeshTrait, Region
 
 __all__ = ["ActorMesh", "HostMesh", "ProcMesh", "check_class", "this_proc"]
@@ -178,7 +178,7 @@ class ProcMesh(_ProcessMesh):
         """What becomes of what the processes print: whether the client shows it, and for how many seconds identical
         lines are gathered and folded (None: each line at once). `level`: of Python's root logger in the processes.
         """
-        from .agent import ProcAgent
+        from .hosting.agent import ProcAgent
 
         proc = current_proc()
         names = [name_of(address) for address in self._chosen()]
@@ -240,7 +240,7 @@ class HostMesh(_ProcessMesh):
         Raises ConfigError (a wrong argument, a failing bootstrap), SupervisionError (a process ended instead of coming
         up; its last lines are in the message), TransferTimeout, ResourceExhausted.
         """
-        from .host import spawn_on_hosts
+        from .hosting.host import spawn_on_hosts
 
         announce(current_proc())
         return spawn_on_hosts(
@@ -267,7 +267,7 @@ class HostMesh(_ProcessMesh):
         return _plain(self._agents().shutdown.call(reason))
 
     def _agents(self) -> ActorMesh[Any]:
-        from .host import HOST, HostAgent
+        from .hosting.host import HOST, HostAgent
 
         return ActorMesh(HostAgent, "host", HOST, ProcMesh(self._name, self._addresses, self._shape))
 

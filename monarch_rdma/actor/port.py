@@ -10,16 +10,16 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ..errors import ConfigError
-from . import message
 from .failure import SupervisionError, encode_failure
 from .future import Future
-from .message import Frame
-from .reply import deliver
-from .route import CREDIT_BATCH, PATIENCE
+from .runtime import message
+from .runtime.message import Frame
+from .runtime.reply import deliver
+from .runtime.route import CREDIT_BATCH, PATIENCE
 
 if TYPE_CHECKING:
-    from .proc import Proc
-    from .route import Route
+    from .runtime.proc import Proc
+    from .runtime.route import Route
 
 __all__ = ["Channel", "Port", "PortReceiver", "RankedPortReceiver", "note_holders"]
 
@@ -55,7 +55,7 @@ class Port(Generic[R]):
         Raises SupervisionError where the receiving process is lost, ResourceExhausted where it reads nothing, and
         ConfigError (a RuntimeError) where the port is for one value and had it.
         """
-        from .codec import encode
+        from .encoding.codec import encode
 
         self._send(encode(value), 0)
 
@@ -91,7 +91,7 @@ class Port(Generic[R]):
         """Changes nothing."""
 
     def _send(self, outgoing: Any, flags: int) -> None:
-        from .proc import current_proc
+        from .runtime.proc import current_proc
 
         if self._is_used and self._is_once:
             raise ConfigError("this port is for one value, and has been used")
@@ -371,7 +371,7 @@ class Channel(Generic[R]):
     @staticmethod
     def open(once: bool = False) -> tuple[Port[R], PortReceiver[R]]:
         """A port and its receiving end. `once`: for one value."""
-        from .proc import current_proc
+        from .runtime.proc import current_proc
 
         proc = current_proc()
         queue = _Queue(proc, is_once=once)

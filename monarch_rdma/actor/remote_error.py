@@ -104,7 +104,7 @@ def _rebuild(*fields: Any) -> ActorError:
 
 def _pickled(exc: BaseException) -> bytes | None:
     """None where it cannot be pickled, for whatever reason its own code has."""
-    from .pickling import in_one_stream
+    from .encoding.pickling import in_one_stream
 
     try:
         data = in_one_stream(exc)

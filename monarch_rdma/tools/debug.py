@@ -8,9 +8,9 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
-from ..actor.breakpoint_client import Attachment, Waiting, find_waiting
-from ..actor.registry import Program, choose, programs
-from ..actor.survey import ask_all, join
+from ..actor.debugging.breakpoint_client import Attachment, Waiting, find_waiting
+from ..actor.debugging.registry import Program, choose, programs
+from ..actor.debugging.survey import ask_all, join
 from ..errors import ConfigError
 from . import debug_commands as commands
 

@@ -7,17 +7,17 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ..actor import py_spy
-from ..actor.registry import choose
-from ..actor.survey import Answer, Process, agent_of, ask_all, host_agent_of, join, survey_program
+from ..actor.debugging import py_spy
+from ..actor.debugging.registry import choose
+from ..actor.debugging.survey import Answer, Process, agent_of, ask_all, host_agent_of, join, survey_program
 
 __all__ = ["run"]
 
 _TIMEOUT = 2.0  # seconds that a process has to answer by itself
 _PY_SPY_TIMEOUT = 30.0
 _ACTOR_THREAD = re.compile(r"(?P<actor>.+)\[(?P<rank>[0-9]+)\]")
-_INSTANCE = "monarch_rdma/actor/instance.py"  # calls the endpoints
-_WORKER = "monarch_rdma/actor/worker.py"  # its main thread waits for the end
+_INSTANCE = "monarch_rdma/actor/runtime/instance.py"  # calls the endpoints
+_WORKER = "monarch_rdma/actor/hosting/worker.py"  # its main thread waits for the end
 _NOT_THE_USERS = re.compile(r"/monarch_rdma/|/lib/python3\.[0-9]+/(?!site-packages|dist-packages)|^<frozen ")
 
 

@@ -8,9 +8,9 @@ import time
 from dataclasses import asdict
 from typing import Any
 
-from ..actor.process_facts import ProcessFacts
-from ..actor.registry import Program, choose, programs
-from ..actor.survey import Process, join, survey_program
+from ..actor.debugging.process_facts import ProcessFacts
+from ..actor.debugging.registry import Program, choose, programs
+from ..actor.debugging.survey import Process, join, survey_program
 from ..errors import ConfigError
 
 __all__ = ["run", "snapshot", "table"]

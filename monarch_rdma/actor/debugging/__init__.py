@@ -1,0 +1,1 @@
+"""Looking into running programs: stacks, states, breakpoints."""

@@ -1,0 +1,1 @@
+"""Values to the bodies of messages and back."""

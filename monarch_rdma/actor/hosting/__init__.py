@@ -1,0 +1,1 @@
+"""Hosts' agents and the processes that they start."""

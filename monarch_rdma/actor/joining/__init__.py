@@ -1,0 +1,1 @@
+"""How processes that did not start each other come together."""

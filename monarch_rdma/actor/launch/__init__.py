@@ -1,0 +1,1 @@
+"""Worker processes: started from a warmed template, placed, watched, and read from."""

@@ -1,0 +1,161 @@
+"""Sends one encoded call to the actors of a mesh: to each directly, or, to more than `cast_fanout`, over a tree."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, NamedTuple
+
+from ... import config
+from ..failure import SupervisionError
+from ..port import note_holders
+from . import message, tree
+from .transmission import Transmission
+from .tree import Cast
+
+if TYPE_CHECKING:
+    from ..encoding.codec import Outgoing
+    from .proc import Proc
+    from .reply import Waiting
+    from .route import Route
+
+__all__ = ["cast"]
+
+
+class _Receiver(NamedTuple):
+    rank: int
+    route: Route
+
+
+def cast(
+    proc: Proc,
+    routes: Sequence[Route],
+    outgoing: Outgoing,
+    method: bytes,
+    extent: bytes,
+    waiting: Waiting | None,
+    deadline: float,
+    first_rank: int = 0,
+    flags: int = 0,
+    reply: int = 0,
+) -> None:
+    """Returns when the receivers have what is large in it. `deadline`: for finding room, by time.monotonic().
+
+    Raises SupervisionError where nobody waits for the answers and a receiver is lost; the others get theirs all the
+    same. ResourceExhausted, TransferTimeout where a mailbox or a process takes nothing; then some may have the call.
+    """
+    if waiting is not None:
+        reply = waiting.number
+    if outgoing.num_large:
+        flags |= message.LARGE
+    call = Cast(proc.address, 0, 0, flags, routes[0].number, reply, method, extent)
+    receivers = [_Receiver(rank, route) for rank, route in enumerate(routes, first_rank)]
+    patience = None if waiting is None or waiting.timeout is None else deadline
+    fanout = int(config.get("cast_fanout"))
+    try:
+        is_large = outgoing.num_large and tree.saves_transfers(proc, [route.address for route in routes])
+        if len(receivers) > fanout or is_large:
+            lost = _over_tree(proc, receivers, outgoing, waiting, deadline, patience, replace(call, fanout=fanout))
+        else:
+            lost = _directly(proc, receivers, outgoing, waiting, deadline, patience, call)
+    except BaseException:
+        if waiting is not None:
+            waiting.finish()
+        raise
+    note_holders(proc, [route.address for route in routes])
+    if lost is not None and waiting is None:
+        raise lost
+
+
+def _directly(
+    proc: Proc,
+    receivers: Sequence[_Receiver],
+    outgoing: Outgoing,
+    waiting: Waiting | None,
+    deadline: float,
+    patience: float | None,
+    call: Cast,
+) -> SupervisionError | None:
+    """The last one that is lost."""
+    transmission = None
+    if outgoing.num_large:
+        transmission = Transmission(proc, outgoing, [receiver.route.address for receiver in receivers])
+    origin = 0 if transmission is None else transmission.number
+    lost = None
+    unsent = list(receivers[::-1])
+    try:
+        for rank, route in receivers:
+            head = message.pack(
+                message.CALL,
+                route.number,
+                flags=call.flags,
+                rank=rank,
+                reply=call.reply,
+                origin=origin,
+                method=call.method,
+                extent=call.extent,
+            )
+            try:
+                if not call.flags & _UNCOUNTED:
+                    route.enter(deadline)
+                route.last_direct = call.reply or _UNANSWERED
+                proc.post(route.address, head, outgoing.body, max(0.0, deadline - time.monotonic()))
+            except SupervisionError as error:
+                lost = _fail(rank, error, waiting)
+                if transmission is not None:
+                    transmission.drop(route.address, 1)
+            unsent.pop()
+    except BaseException:
+        if transmission is not None:
+            for _, route in unsent:
+                transmission.drop(route.address, 1)
+        raise
+    if transmission is not None and not transmission.taken.wait(_seconds_to(patience)):
+        transmission.abandon()
+    return lost
+
+
+def _over_tree(
+    proc: Proc,
+    receivers: Sequence[_Receiver],
+    outgoing: Outgoing,
+    waiting: Waiting | None,
+    deadline: float,
+    patience: float | None,
+    call: Cast,
+) -> SupervisionError | None:
+    """The last one that is lost."""
+    lost, entered = None, []
+    members: list[tree.Member] = []
+    alone: list[tree.Member] = []
+    for rank, route in receivers:
+        try:
+            if not call.flags & _UNCOUNTED:
+                route.enter(deadline)
+            (alone if route.last_direct else members).append(tree.Member(rank, route.address))
+            entered.append(route)
+        except SupervisionError as error:
+            lost = _fail(rank, error, waiting)
+    is_collected = waiting is not None and waiting.wants_all
+    numbered = replace(call, number=tree.next_number(), is_collected=is_collected)
+    branches = tree.start(proc, numbered, members, alone, outgoing)
+    for route in entered:
+        route.after, route.last_direct = branches.done, 0
+    if outgoing.num_large and not branches.done.wait(_seconds_to(patience)):
+        outgoing.release()
+    return lost
+
+
+_UNANSWERED = -1
+_UNCOUNTED = message.NEW | message.STOP  # they need no place in the mailbox
+
+
+def _fail(rank: int, error: SupervisionError, waiting: Waiting | None) -> SupervisionError:
+    if waiting is not None:
+        waiting.on_unsent(rank, error)
+    return error
+
+
+def _seconds_to(when: float | None) -> float | None:
+    return None if when is None else when - time.monotonic()

@@ -1,0 +1,506 @@
+"""A running actor: its thread, its mailbox, and what becomes of a message there.
+
+Each actor has a thread of its own. Where its class has async endpoints, an event loop runs on it. Messages are worked
+on one at a time, in order; those of concurrent endpoints start in order and go on side by side.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ..actor import Actor
+from ..context import Context, running
+from ..debugging import breakpoints
+from ..encoding.codec import encode
+from ..endpoint import EndpointProperty, endpoints_of
+from ..failure import MeshFailure, SupervisionError, encode_failure
+from ..future import Future
+from ..port import ResponsePort
+from ..shape import Point
+from . import message
+from .mailbox import Mailbox
+from .message import Frame
+from .owned import Owned
+from .route import CREDIT_BATCH
+
+if TYPE_CHECKING:
+    from .proc import Proc
+
+__all__ = ["Birth", "Instance"]
+
+_log = logging.getLogger("monarch_rdma.actor")
+_MOST_TASKS = 1024  # messages of concurrent endpoints at work in one actor; the next one waits
+_CLEANUP_TIMEOUT = 3.0  # seconds
+
+
+@dataclass(frozen=True)
+class Birth:
+    """The first message of an actor: what to make, for whom."""
+
+    cls: type[Actor]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    name: str
+    owner: tuple[str, int]  # process and number of who is told of its failure
+    creator: str
+    proc_mesh: Any
+
+
+class _Ended(BaseException):
+    """The actor's life is over. `error`: why, or None for a stop that was asked for."""
+
+    def __init__(self, error: BaseException | None) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class Instance:
+    """One actor in this process. Its public names are what users see as `context().actor_instance`."""
+
+    def __init__(self, proc: Proc, number: int) -> None:
+        self._proc = proc
+        self._number = number
+        self._mailbox = Mailbox(proc)
+        self._popped: Counter[str] = Counter()  # by process, since the last credit
+        self._current: Frame | None = None
+        self._since = 0.0  # when it began
+        self._tasks: dict[asyncio.Task[None], Frame] = {}
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._driver: asyncio.Task[Any] | None = None
+        self._actor: Any = None
+        self._birth: Birth | None = None
+        self._rank: Point | None = None
+        self._endpoints: dict[str, EndpointProperty] = {}
+        self._accept = "pickle"
+        self._aborted: BaseException | None = None
+        self._last: Frame | None = None  # the stop that waits for its answer
+        self._ended: str | None = None
+        self.owned = Owned()
+        self._thread = threading.Thread(target=self._live, name=f"actor-{number:x}", daemon=True)
+        self._thread.start()
+
+    # --- for users
+
+    @property
+    def name(self) -> str:
+        return self._birth.name if self._birth else f"{self._number:x}"
+
+    @property
+    def class_name(self) -> str:
+        return f"{self._birth.cls.__module__}.{self._birth.cls.__qualname__}" if self._birth else "?"
+
+    @property
+    def rank(self) -> Point:
+        """In the mesh that was spawned."""
+        assert self._rank is not None, "known from its first message on"
+        return self._rank
+
+    @property
+    def actor_id(self) -> str:
+        return f"{self._proc.name},{self.name}[{self.rank.rank}]"
+
+    @property
+    def proc_id(self) -> str:
+        return self._proc.name
+
+    @property
+    def creator(self) -> str:
+        return self._birth.creator if self._birth else "?"
+
+    @property
+    def proc_mesh(self) -> Any:
+        """The processes that the actor's mesh was spawned on."""
+        return self._birth.proc_mesh if self._birth else None
+
+    @property
+    def proc(self) -> Any:
+        """The process of this actor, as a mesh of one."""
+        from ..mesh import this_proc
+
+        return this_proc()
+
+    @property
+    def owner_reference(self) -> tuple[str, int]:
+        """Who is told of failures of what this actor spawns: itself."""
+        return self._proc.address, self._number
+
+    def stop(self, reason: str = "it stopped itself") -> None:
+        """Ends this actor after the messages that wait already."""
+        self._put(message.pack(message.CALL, self._number, flags=message.STOP), encode(reason).body)
+
+    def abort(self, reason: str = "it was aborted") -> None:
+        """Fails this actor after the message at hand; its owner is told."""
+        self._aborted = SupervisionError(reason)
+        self._put(message.pack(message.FAILURE, self._number))  # wakes it
+
+    kill = abort
+
+    def __repr__(self) -> str:
+        return f"{self.creator}.<{self.class_name} {self.name}{self._rank or ''}>"
+
+    # --- for the process
+
+    def join(self, timeout: float) -> None:
+        if threading.current_thread() is not self._thread:
+            self._thread.join(timeout)
+
+    def describe(self, now: float) -> dict[str, Any]:
+        """What it does: for `monarch-rdma top`."""
+        current = self._current
+        return {
+            "name": self.name,
+            "class": self.class_name,
+            "rank": self._rank.rank if self._rank is not None else 0,
+            "thread": self._thread.native_id,
+            "mailbox": len(self._mailbox),
+            "message": current.method.decode() if current is not None else None,
+            "age": now - self._since if current is not None else None,
+            "concurrent": len(self._tasks),
+        }
+
+    def tasks(self) -> list[tuple[asyncio.Task[Any], str | None]]:
+        """Those of its event loop, each with the method of the message that it works on."""
+        if self._loop is None:
+            return []
+        methods = {task: frame.method.decode() for task, frame in self._tasks.copy().items()}
+        if self._driver is not None and (current := self._current) is not None:
+            methods[self._driver] = current.method.decode()
+        return [(task, methods.get(task)) for task in asyncio.all_tasks(self._loop)]
+
+    # --- frames come in, on any thread
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.kind == message.CANCEL:
+            self._on_cancel(frame)
+        elif frame.kind == message.FAILURE and self._loop is not None and frame.body:
+            self._loop.call_soon_threadsafe(self._start_task, frame)  # at once, whatever message it works on
+        elif frame.kind in (message.CALL, message.FAILURE):
+            self._mailbox.put(frame)
+            if self._ended is not None:
+                self._refuse_rest()
+
+    def on_lost(self, address: str, error: SupervisionError) -> None:
+        """Waits for nobody by itself."""
+
+    def _put(self, head: bytes, body: bytes = b"") -> None:
+        self.on_frame(message.unpack(memoryview(head + body), self._proc.address))
+
+    def _on_cancel(self, frame: Frame) -> None:
+        for call in (self._mailbox.find(frame.address, frame.reply), self._current, *self._tasks.copy().values()):
+            if call is not None and call.reply == frame.reply and call.address == frame.address:
+                call.is_cancelled = True
+                breakpoints.on_cancelled(call)
+                if self._loop is not None:
+                    self._loop.call_soon_threadsafe(self._cancel_running, call)
+                return
+
+    def _cancel_running(self, call: Frame) -> None:
+        if self._current is call and self._driver is not None:
+            self._driver.cancel()
+        for task, frame in self._tasks.items():
+            if frame is call:
+                task.cancel()
+
+    def _refuse_rest(self) -> None:
+        while (frame := self._mailbox.poll()) is not None:
+            self._proc.refuse(frame, f"actor {self.name}: {self._ended}")
+
+    # --- its life, on its thread
+
+    def _live(self) -> None:
+        first = self._mailbox.next()
+        end: BaseException | None = None
+        try:
+            self._be_conceived(first)
+            if any(prop.is_async for prop in self._endpoints.values()):
+                asyncio.run(self._live_async(first))
+            else:
+                self._live_sync(first)
+        except _Ended as ended:
+            end = ended.error
+        except BaseException as error:
+            _log.exception("actor %s ended unexpectedly", self.name)
+            end = error
+        self._end(end)
+
+    def _be_conceived(self, first: Frame) -> None:
+        self._rank = message.point_of(first)
+        running.set(Context(self, first))
+        try:
+            if first.fetched is not None:
+                first.fetched.get()
+            self._birth = first.load()
+        except Exception as error:
+            raise self._stillborn(first, error) from error
+        self._thread.name = f"{self.name}[{self._rank.rank}]"
+        self._endpoints = dict(endpoints_of(self._birth.cls))
+        self._accept = self._birth.cls.accept_codec
+
+    def _be_born(self, first: Frame) -> None:
+        birth = self._birth
+        assert birth is not None
+        try:
+            self._actor = birth.cls(*birth.args, **birth.kwargs)
+        except BaseException as error:
+            raise self._stillborn(first, error) from error
+        self._answer(first, None)
+
+    def _stillborn(self, first: Frame, error: BaseException) -> _Ended:
+        self._answer_failure(first, error)
+        return _Ended(error)
+
+    def _live_sync(self, first: Frame) -> None:
+        self._be_born(first)
+        try:
+            while True:
+                frame = self._mailbox.next()
+                if self._is_work(frame):
+                    self._run(frame)
+        except _Ended as ended:
+            try:
+                finish_coroutine(self._cleanup(ended.error))
+            except Exception as error:
+                raise _Ended(error) from error
+            raise
+
+    async def _live_async(self, first: Frame) -> None:
+        self._loop, self._driver = asyncio.get_running_loop(), asyncio.current_task()
+        self._be_born(first)
+        try:
+            while True:
+                frame = await self._mailbox.next_async()
+                if self._is_work(frame):
+                    await self._run_or_start(frame)
+        except _Ended as ended:
+            await self._cancel_tasks()
+            try:
+                cleaned = self._cleanup(ended.error)
+                if cleaned is not None:
+                    await cleaned
+            except Exception as error:
+                raise _Ended(error) from error
+            raise
+
+    async def _cancel_tasks(self) -> None:
+        """What runs of concurrent endpoints ends with the actor; who waits for an answer is told."""
+        frames = list(self._tasks.values())
+        for task, frame in self._tasks.items():
+            frame.is_cancelled = True
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for frame in frames:  # nothing happens where the answer is out
+            self._proc.refuse(frame, f"actor {self.name}: it ended while the message ran")
+
+    def _cleanup(self, error: BaseException | None) -> Coroutine[Any, Any, None] | None:
+        hook = getattr(self._actor, "__cleanup__", None)
+        value = hook(error) if hook is not None else None
+        return value if inspect.iscoroutine(value) else None
+
+    def _end(self, error: BaseException | None) -> None:
+        """Answers what waits, and whoever comes later; tells the owner of a failure."""
+        self._actor = None
+        if error is None:
+            self._ended = "it was stopped"
+        else:
+            self._ended = f"it failed: {_one_line(error)}"
+        reason = f"its owner {self.name} has ended"
+        threading.Thread(target=self.owned.stop, args=(reason,), name=f"end of {self.name}", daemon=True).start()
+        self._proc.receivers[self._number] = Tombstone(self._proc, self.name, self._ended)
+        self._refuse_rest()
+        if self._last is not None:
+            self._answer(self._last, None) if error is None else self._answer_failure(self._last, error)
+        if error is not None and self._birth is not None:
+            causes = error.causes if isinstance(error, Unhandled) else ()
+            rank = self._rank.rank if self._rank is not None else None
+            failure = MeshFailure(self.name, "actor", _report(error), rank, causes=causes)
+            self._proc.tell_owner(self._birth.owner, failure)
+
+    # --- one message
+
+    def _is_work(self, frame: Frame) -> bool:
+        """Whether the frame is to be run. Ends the life where it is the last one."""
+        if self._aborted is not None:
+            self._proc.refuse(frame, f"actor {self.name}: {self._aborted}")
+            raise _Ended(self._aborted)
+        if frame.kind == message.FAILURE:
+            return True
+        if frame.flags & message.STOP:
+            self._last = frame
+            raise _Ended(None)
+        self._popped[frame.address] += 1
+        if self._popped[frame.address] >= CREDIT_BATCH:
+            self._proc.credit(frame.address, self._number, self._popped.pop(frame.address))
+        return not frame.is_cancelled
+
+    def _run(self, frame: Frame) -> None:
+        try:
+            if frame.fetched is not None:
+                frame.fetched.wait(None)
+            value = self._invoke(frame)
+            if inspect.iscoroutine(value):  # a plain method called through as_endpoint, or an async __supervise__
+                value = finish_coroutine(value)
+            taken = self._succeeded(frame, value)
+            if taken is not None:
+                taken.wait(None)
+        except BaseException as error:
+            self._failed(frame, error)
+        finally:
+            self._current = None
+
+    async def _run_or_start(self, frame: Frame) -> None:
+        prop = self._endpoints.get(frame.method.decode())
+        if prop is None or not prop.is_concurrent:
+            return await self._run_async(frame)
+        while len(self._tasks) >= _MOST_TASKS:
+            await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
+        self._start_task(frame)
+
+    def _start_task(self, frame: Frame) -> None:
+        task = asyncio.get_running_loop().create_task(self._run_async(frame, is_driver=False))
+        self._tasks[task] = frame
+        task.add_done_callback(self._on_task_done)
+
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
+        del self._tasks[task]
+
+    async def _run_async(self, frame: Frame, is_driver: bool = True) -> None:
+        try:
+            if frame.fetched is not None and not frame.fetched.done():
+                await frame.fetched.waiter(asyncio.get_running_loop())
+            value = self._invoke(frame, is_driver)
+            if inspect.iscoroutine(value):
+                value = await value
+            taken = self._succeeded(frame, value)
+            if taken is not None:
+                await taken
+        except BaseException as error:
+            if frame.is_cancelled and isinstance(error, asyncio.CancelledError):
+                if is_driver:
+                    _uncancel(self._driver)
+            elif is_driver:
+                self._failed(frame, error)
+            else:
+                self._failed_aside(frame, error)
+        finally:
+            if is_driver:
+                self._current = None
+
+    def _invoke(self, frame: Frame, is_driver: bool = True) -> Any:
+        """The method's value, or its coroutine."""
+        if is_driver:
+            self._current, self._since = frame, time.monotonic()
+        running.set(Context(self, frame))
+        if frame.kind == message.FAILURE:
+            return self._supervise(self.owned.seen_by_owner(frame.load()))
+        method = self._method(frame.method.decode())
+        frame.accept = self._accept
+        args, kwargs = frame.load()
+        if frame.flags & message.PORT:
+            return method(self._actor, ResponsePort(self._proc, frame), *args, **kwargs)
+        return method(self._actor, *args, **kwargs)
+
+    def _supervise(self, failures: list[MeshFailure]) -> Coroutine[Any, Any, None] | None:
+        """Asks the actor about each. Raises Unhandled."""
+        hook = getattr(self._actor, "__supervise__", None)
+        if inspect.iscoroutinefunction(hook):
+            return self._supervise_async(hook, failures)
+        for failure in failures:
+            if hook is None or not hook(failure):
+                raise Unhandled(failure)
+        return None
+
+    async def _supervise_async(self, hook: Any, failures: list[MeshFailure]) -> None:
+        for failure in failures:
+            if not await hook(failure):
+                raise Unhandled(failure)
+
+    def _method(self, name: str) -> Any:
+        prop = self._endpoints.get(name)
+        if prop is not None:
+            return prop.method
+        method = inspect.getattr_static(type(self._actor), name, None)
+        if name.startswith("__") or not inspect.isfunction(method):
+            raise AttributeError(f"{self.class_name} has no endpoint {name!r}")
+        return method
+
+    def _succeeded(self, frame: Frame, value: Any) -> Future[None] | None:
+        return None if frame.kind == message.FAILURE or frame.flags & message.PORT else self._answer(frame, value)
+
+    def _failed(self, frame: Frame, error: BaseException) -> None:
+        """Tells the caller; where nobody waits, or it is not an ordinary exception, the actor ends with it."""
+        is_told = frame.reply and frame.kind == message.CALL and not frame.flags & message.PORT
+        if frame.reply:
+            self._answer_failure(frame, error)
+        if not is_told or not isinstance(error, Exception | asyncio.CancelledError):
+            raise _Ended(error) from error
+
+    def _failed_aside(self, frame: Frame, error: BaseException) -> None:
+        """The same in a task of its own: the driver finds out at once."""
+        try:
+            self._failed(frame, error)
+        except _Ended as ended:
+            self._aborted = ended.error
+            self._put(message.pack(message.FAILURE, self._number))
+
+    def _answer(self, frame: Frame, value: Any) -> Future[None] | None:
+        """None, or the end of the answer's large parts being read; until then they must not change."""
+        if not frame.reply:
+            return None
+        address, number = frame.answer_to or (frame.address, frame.reply)
+        return self._proc.start_reply(address, number, frame.rank, encode(value, codec=frame.codec))
+
+    def _answer_failure(self, frame: Frame, error: BaseException) -> None:
+        if frame.reply:
+            outgoing = encode_failure(error, self.name, frame, frame.codec)
+            address, number = frame.answer_to or (frame.address, frame.reply)
+            self._proc.reply(address, number, frame.rank, outgoing, message.FAILED)
+
+
+class Unhandled(SupervisionError):
+    """A failure below that `__supervise__` did not handle: the owner fails with it."""
+
+    def __init__(self, failure: MeshFailure) -> None:
+        super().__init__(f"a failure of what it owns was not handled: {failure.message}")
+        self.causes = (failure,)
+
+
+class Tombstone:
+    """Stands for an actor that has ended, and answers in its place."""
+
+    def __init__(self, proc: Proc, name: str, why: str) -> None:
+        self._proc = proc
+        self._why = f"actor {name}: {why}"
+
+    def on_frame(self, frame: Frame) -> None:
+        self._proc.refuse(frame, self._why)
+
+    def on_lost(self, address: str, error: SupervisionError) -> None:
+        """Waits for nobody."""
+
+
+def finish_coroutine(coroutine: Coroutine[Any, Any, Any] | None) -> Any:
+    return asyncio.run(coroutine) if coroutine is not None else None
+
+
+def _uncancel(task: asyncio.Task[Any] | None) -> None:
+    if task is not None and hasattr(task, "uncancel"):  # Python 3.11 counts
+        task.uncancel()
+
+
+def _one_line(error: BaseException) -> str:
+    text = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
+def _report(error: BaseException) -> str:
+    import traceback
+
+    return "".join(traceback.format_exception(type(error), error, error.__traceback__)).rstrip()

@@ -1,0 +1,472 @@
+"""One process's end of the actor layer: what arrives is handed to whom it is for, what is sent finds its process.
+
+Everything that can be sent to has a number in its process: actors (their mailboxes), ports, calls that wait for an
+answer, transmissions that wait to be taken. One thread receives and hands over; it never runs users' code.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import heapq
+import itertools
+import logging
+import os
+import secrets
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Protocol
+from urllib.parse import unquote
+
+from ... import config
+from ...errors import ConfigError, PeerLost, RdmaError, TransferTimeout
+from ...rdma.engine import Engine, default_engine
+from ...rdma.messages import Inbox, Incoming, Stop, send
+from ..context import ROOT, Context, Root
+from ..encoding.codec import Outgoing, encode
+from ..failure import MeshFailure, SupervisionError, encode_failure, unhandled
+from ..future import Future
+from ..hosting.host_watch import HostWatch
+from ..hosting.log_sink import LOGS, LogSink
+from . import message
+from .fetcher import Fetcher
+from .message import Frame
+from .owned import Owned
+from .route import Route
+from .transmission import Transmission
+from .tree import on_cast
+
+if TYPE_CHECKING:
+    from ..mesh import HostMesh
+
+__all__ = ["Proc", "close_current", "current_proc", "existing_proc", "name_of"]
+
+_log = logging.getLogger("monarch_rdma.actor")
+
+AGENT = 1  # the number of each process's agent
+_numbers = itertools.count(16)  # also across a close: a late answer must not meet another call
+_MOST_LOST = 4096  # lost processes that are remembered; of others the engine says so again
+_UNWATCH_AFTER = 10.0  # seconds without anything pending
+_REPLY_TIMEOUT = 60.0  # seconds that the receiver of an answer may take no frames
+
+
+class Receiver(Protocol):
+    """What a number stands for. Called by the receiving thread, or by the sender's within one process: never waits."""
+
+    def on_frame(self, frame: Frame) -> None: ...
+
+    def on_lost(self, address: str, error: SupervisionError) -> None:
+        """A process that this receiver waits for is gone; called once for each (see Proc.expect)."""
+
+
+class Timers:
+    """Deadlines of calls, looked after by the receiving thread."""
+
+    def __init__(self, wake: Callable[[], None]) -> None:
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = itertools.count()
+        self._lock = threading.Lock()
+        self._wake = wake
+
+    def at(self, when: float, action: Callable[[], None]) -> None:
+        with self._lock:
+            entry = (when, next(self._order), action)
+            heapq.heappush(self._heap, entry)
+            is_first = self._heap[0] is entry
+        if is_first:
+            self._wake()
+
+    def run_due(self) -> float | None:
+        """Seconds until the next one."""
+        while True:
+            with self._lock:
+                if not self._heap:
+                    return None
+                left = self._heap[0][0] - time.monotonic()
+                if left > 0:
+                    return left
+                _, _, action = heapq.heappop(self._heap)
+            action()
+
+
+class Proc:
+    """This process among the others. `current_proc()` makes and finds it."""
+
+    def __init__(self, engine: Engine, name: str) -> None:
+        self.engine = engine
+        self.name = name
+        self.address = engine.address
+        self.pid = os.getpid()
+        self.hosts: HostMesh | None = None  # where processes can be started from here
+        self.client: str | None = engine.address  # the process where the job's controllers live
+        self.receivers: dict[int, Receiver] = {}
+        self._expecting: dict[str, set[int]] = {}  # by process: numbers that wait for something of it
+        self._watched: set[str] = set()
+        self._lost: dict[str, SupervisionError] = {}
+        self._routes: weakref.WeakValueDictionary[tuple[str, int], Route] = weakref.WeakValueDictionary()
+        self._inbox = Inbox(engine)
+        self._wake = Stop()
+        self._helping = threading.Lock()
+        self.timers = Timers(self._wake.set)
+        self.fetcher = Fetcher(self)
+        self._is_ending = False
+        self._closing = False
+        self._casts: dict[tuple[str, int], int] = {}  # see on_cast
+        self._at_close: list[Callable[[], None]] = []
+        root = Root(self)
+        self.root_context = Context(root)
+        self.register(RootReceiver(self, root.owned), ROOT)
+        logs = LogSink()
+        self.register(logs, LOGS)
+        self._logs = logs
+        self.host_watch = HostWatch(self)
+        self._thread = threading.Thread(target=self._receive, name="monarch_rdma-receiver", daemon=True)
+        self._thread.start()
+
+    # --- numbers
+
+    def register(self, receiver: Receiver, number: int | None = None) -> int:
+        """Makes `receiver` reachable; its number."""
+        if number is None:
+            number = next(_numbers)
+        self.receivers[number] = receiver
+        return number
+
+    def forget(self, number: int) -> bool:
+        """Whether it was still there: one of several who would settle it gets True."""
+        return self.receivers.pop(number, None) is not None
+
+    # --- sending
+
+    def route(self, address: str, number: int) -> Route:
+        """The way to an actor, shared by all in this process who talk to it: it counts what is in its mailbox."""
+        route = self._routes.get((address, number))
+        if route is None:
+            route = self._routes.setdefault((address, number), Route(self, address, number))
+        return route
+
+    def post(self, address: str, head: bytes, body: bytes = b"", timeout: float | None = None) -> None:
+        """Sends one frame. SupervisionError where the process is gone; TransferTimeout where it takes nothing."""
+        if address == self.address:
+            self.on_frame(message.unpack(memoryview(head + body), address))
+            return
+        try:
+            send(self.engine, address, head, timeout, body=body)
+        except PeerLost as error:
+            raise self.lost_error(address, str(error)) from error
+
+    def post_quietly(self, address: str, head: bytes, body: bytes = b"") -> None:
+        """Sends what matters only to a process that lives. Never waits: the receiving thread uses it too."""
+        try:
+            self.post(address, head, body, 0.0)
+        except TransferTimeout:
+            self.fetcher.do(lambda: self._post_late(address, head, body))
+        except (SupervisionError, RdmaError):
+            return
+
+    def _post_late(self, address: str, head: bytes, body: bytes) -> None:
+        with contextlib.suppress(SupervisionError, RdmaError):
+            self.post(address, head, body, _REPLY_TIMEOUT)
+
+    def lost_error(self, address: str, why: str) -> SupervisionError:
+        return self._lost.get(address) or SupervisionError(f"process {name_of(address)} is lost: {why}")
+
+    def random_number(self) -> int:
+        """For actors: the spawner chooses it, and it must be new in every process of the mesh."""
+        return secrets.randbits(62) | 1 << 62
+
+    # --- waiting for a process
+
+    def expect(self, number: int, address: str) -> None:
+        """`on_lost` of that receiver will be called if the process at `address` is lost before `fulfil`."""
+        if address == self.address:
+            return
+        waiting = self._expecting.get(address)
+        if waiting is None:
+            waiting = self._expecting.setdefault(address, set())
+        waiting.add(number)
+        if address not in self._watched:
+            self._watched.add(address)
+            self._inbox.watch(address)
+            self.timers.at(time.monotonic() + _UNWATCH_AFTER, lambda: self._unwatch_if_idle(address))
+        if address in self._lost:
+            self._tell_lost(number, address)
+
+    def fulfil(self, number: int, address: str) -> None:
+        waiting = self._expecting.get(address)
+        if waiting is not None:
+            waiting.discard(number)
+
+    def _unwatch_if_idle(self, address: str) -> None:
+        """Heartbeats only where something is pending."""
+        if address in self._watched and not self._expecting.get(address):
+            self._watched.discard(address)
+            self._inbox.unwatch(address)
+            if self._expecting.get(address):  # meanwhile
+                self._watched.add(address)
+                self._inbox.watch(address)
+        if address in self._watched:
+            self.timers.at(time.monotonic() + _UNWATCH_AFTER, lambda: self._unwatch_if_idle(address))
+
+    def _tell_lost(self, number: int, address: str) -> None:
+        receiver = self.receivers.get(number)
+        if receiver is not None:
+            receiver.on_lost(address, self._lost[address])
+
+    def _on_lost(self, address: str, sentence: str) -> None:
+        while len(self._lost) >= _MOST_LOST:
+            del self._lost[next(iter(self._lost))]
+        self._lost[address] = SupervisionError(f"process {name_of(address)} is lost: {sentence}")
+        self._watched.discard(address)
+        for number in list(self._expecting.pop(address, ())):
+            self._tell_lost(number, address)
+        for (where, _), route in list(self._routes.items()):
+            if where == address:
+                route.on_lost(self._lost[address])
+
+    # --- receiving
+
+    def _receive(self) -> None:
+        while not self._closing:
+            timeout = self.timers.run_due()
+            try:
+                batch = self._inbox.take(timeout, self._wake, background=True)
+            except ConfigError:
+                return  # the engine was closed
+            self._wake.clear()
+            self._hand_out(batch)
+
+    def receive_until(self, stop: Stop) -> bool:
+        """For a thread of ours that has nothing else to do: receives in the receiving thread's stead until `stop` is
+        set, which saves a message for this thread a hop. False where another thread does so already, and after
+        messages that were all for others: then whoever is idle next had better do it.
+        """
+        if not self._helping.acquire(False):
+            return False
+        try:
+            self._hand_out(self._inbox.take(None, stop))
+            return stop.is_set()
+        except ConfigError:  # the engine was closed
+            return False
+        finally:
+            self._inbox.done()
+            self._helping.release()
+
+    def _hand_out(self, batch: list[Incoming]) -> None:
+        for kind, sender, data in batch:
+            try:
+                if kind:
+                    self._on_lost(sender, bytes(data).decode("utf-8", "replace"))
+                else:
+                    self.on_frame(message.unpack(memoryview(data), sender))
+            except Exception:  # one bad frame of a member must not end the others' messages
+                _log.exception("a frame from %s could not be handled", sender)
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.kind == message.CAST:
+            return on_cast(self, frame, self._casts)
+        if frame.kind == message.CREDIT:  # for our way to an actor elsewhere; one of ours may have the same number
+            return self._on_credit(frame)
+        receiver = self.receivers.get(frame.target)
+        if receiver is None:
+            if not frame.flags & message.NEW or self._is_ending:
+                return self._on_stray(frame)
+            receiver = self.receivers[frame.target] = self.new_actor(frame.target)
+        receiver.on_frame(frame)
+
+    def new_actor(self, number: int) -> Receiver:
+        from .instance import Instance
+
+        return Instance(self, number)
+
+    def start_local(self, number: int, cls: type, name: str, *args: Any) -> None:
+        """Makes an actor of the library in this process, under a number that everyone knows."""
+        from .instance import Birth
+
+        birth = Birth(cls, args, {}, name, (self.address, ROOT), "<root>", None)
+        head = message.pack(message.CALL, number, flags=message.NEW)
+        actor = self.new_actor(number)
+        actor.on_frame(message.unpack(memoryview(head + encode(birth).body), self.address))
+        self.receivers[number] = actor  # from now on others' messages get there
+
+    @property
+    def is_ending(self) -> bool:
+        """Then failures of what it spawned are only logged."""
+        return self._is_ending
+
+    def at_close(self, action: Callable[[], None]) -> None:
+        self._at_close.append(action)
+
+    def is_lost(self, address: str) -> bool:
+        return address in self._lost
+
+    def is_back(self, address: str) -> None:
+        """A process that was cut off has come again."""
+        self._lost.pop(address, None)
+
+    def _on_credit(self, frame: Frame) -> None:
+        route = self._routes.get((frame.address, frame.target))
+        if route is not None:
+            route.on_credit(frame.reply)
+
+    def _on_stray(self, frame: Frame) -> None:
+        """For something that is over, or never was."""
+        self.refuse(frame, f"there is no actor {frame.target:x} in process {self.name}: it has ended")
+
+    def refuse(self, frame: Frame, why: str) -> None:
+        """Answers a frame that nobody will handle, so that nobody waits."""
+        if frame.flags & message.LARGE:
+            self.post_quietly(frame.address, message.pack(message.TAKEN, frame.origin, flags=message.FAILED))
+        if frame.kind in (message.CALL, message.SEND):
+            self.credit(frame.address, frame.target, 1)
+        if frame.kind == message.CALL and frame.reply:
+            error = SupervisionError(why, frame.method.decode())
+            failure = encode_failure(error, codec=frame.codec)
+            address, number = frame.answer_to or (frame.address, frame.reply)
+            self.reply(address, number, frame.rank, failure, message.FAILED)
+
+    def reply(self, address: str, number: int, rank: int, outgoing: Outgoing, flags: int = 0) -> None:
+        """Sends a value to a port; waits until large parts of it are taken."""
+        taken = self.start_reply(address, number, rank, outgoing, flags)
+        if taken is not None:
+            taken.get()
+
+    def start_reply(
+        self, address: str, number: int, rank: int, outgoing: Outgoing, flags: int = 0
+    ) -> Future[None] | None:
+        """The same without waiting: None, or the future of its being taken. Nothing where nobody is left to hear it."""
+        try:
+            return self.start_send(address, number, rank, outgoing, flags)
+        except SupervisionError:
+            return None
+
+    def start_send(
+        self, address: str, number: int, rank: int, outgoing: Outgoing, flags: int = 0
+    ) -> Future[None] | None:
+        """The same; SupervisionError where the process is lost."""
+        transmission = Transmission(self, outgoing, [address]) if outgoing.num_large else None
+        origin = 0 if transmission is None else transmission.number
+        flags |= message.LARGE if origin else 0
+        head = message.pack(message.SEND, number, flags=flags, rank=rank, origin=origin)
+        try:
+            self.post(address, head, outgoing.body, _REPLY_TIMEOUT)
+        except BaseException:
+            if transmission is not None:
+                transmission.drop(address, 1)
+            raise
+        return None if transmission is None else transmission.taken
+
+    def tell_owner(self, owner: tuple[str, int], failure: MeshFailure) -> None:
+        address, number = owner
+        self.post_quietly(address, message.pack(message.FAILURE, number), encode(failure).body)
+
+    def answer_later(self, address: str, number: int, rank: int, error: SupervisionError) -> None:
+        """A failure for a port, without waiting: also from where the interpreter collects garbage."""
+        self.fetcher.do(lambda: self.reply(address, number, rank, encode_failure(error), message.FAILED))
+
+    def credit(self, address: str, number: int, count: int) -> None:
+        """`count` messages from there were taken out of the mailbox of our actor `number`."""
+        if address == self.address:
+            route = self._routes.get((address, number))
+            if route is not None:
+                route.on_credit(count)
+        else:
+            self.post_quietly(address, message.pack(message.CREDIT, number, reply=count))
+
+    def end_actors(self) -> None:
+        """Stops the actors of this process, `__cleanup__` included, those that were made last first."""
+        from ..debugging import breakpoints
+        from .instance import Instance
+
+        self._is_ending = True
+        breakpoints.close_all(self)
+        actors = [receiver for receiver in list(self.receivers.values()) if isinstance(receiver, Instance)]
+        deadline = time.monotonic() + float(config.get("cleanup_timeout"))
+        for actor in reversed(actors):
+            actor.stop("its process ends")
+            actor.join(max(0.0, deadline - time.monotonic()))
+
+    def close(self) -> None:
+        """Stops receiving. Whoever still waits is told that this process ends."""
+        for action in self._at_close:
+            action()
+        self._closing = True
+        self._wake.set()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
+        self.fetcher.close()
+        error = SupervisionError(f"this process ({self.name}) has shut down its actors")
+        for receiver in list(self.receivers.values()):
+            receiver.on_lost(self.address, error)
+        self._logs.flush()
+
+
+class RootReceiver:
+    """The client's code, as the owner of what it spawned: failures that come here were handled by nobody."""
+
+    def __init__(self, proc: Proc, owned: Owned) -> None:
+        self._proc = proc
+        self._owned = owned
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.kind == message.FAILURE:
+            failures = self._owned.seen_by_owner(frame.load())
+            if self._proc.is_ending:
+                for failure in failures:
+                    _log.error("while this program ends: %s", failure.report())
+                return
+            threading.Thread(target=unhandled, args=(failures,), name="monarch_rdma-fault", daemon=True).start()
+
+    def on_lost(self, address: str, error: SupervisionError) -> None:
+        """Waits for nobody by itself."""
+
+
+def name_of(address: str) -> str:
+    """The readable part of a process's address."""
+    return unquote(address.partition("?")[0].rpartition("/")[2]) or address
+
+
+_current: Proc | None = None
+_making = threading.Lock()
+
+
+def current_proc() -> Proc:
+    """This process's; made, with the default engine, when it is first needed, and again after a fork."""
+    proc = _current
+    return proc if proc is not None else _make_current()
+
+
+def _make_current() -> Proc:
+    global _current
+    with _making:
+        if _current is None:
+            engine = default_engine()
+            _current = Proc(engine, engine.name)
+        return _current
+
+
+def existing_proc() -> Proc | None:
+    """This process's, if it takes part already."""
+    return _current
+
+
+def close_current() -> None:
+    """Ends this process's part in the actor layer, its actors first; does nothing where it has none."""
+    global _current
+    if _current is not None:
+        _current.end_actors()
+    with _making:
+        proc, _current = _current, None
+    if proc is not None:
+        proc.close()
+
+
+def _after_fork_in_child() -> None:
+    global _current, _making
+    _current, _making = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_after_fork_in_child)
+atexit.register(close_current)

@@ -1,0 +1,248 @@
+"""Calls that wait for their answers. Each stands under a number of its own until it is over."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+from ...errors import ProtocolError, TransferTimeout
+from ..failure import SupervisionError, decode_failure
+from ..future import Future
+from ..shape import Region
+from ..value_mesh import ValueMesh
+from . import message
+from .collect import pieces_of
+from .message import Frame
+
+if TYPE_CHECKING:
+    from .proc import Proc
+    from .route import Route
+
+__all__ = ["GatherReply", "SingleReply", "StreamReply", "Waiting", "deliver"]
+
+
+def deliver(proc: Proc, frame: Frame, future: Future[Any], accept: str = "pickle") -> None:
+    """Ends `future` with the value or the failure in `frame`, once its large buffers are here."""
+    frame.accept = accept
+    if not frame.flags & message.LARGE:
+        future.set_loader(partial(_load, frame))
+        return
+    frame.fetched = Future.pending()
+    try:
+        frame.incoming  # noqa: B018  parsed before the fetcher relies on it
+    except ProtocolError as error:
+        future.set_error(error)
+        return
+    fetched = frame.fetched
+    fetched.add_callback(lambda: future.set_loader(partial(_load_fetched, frame, fetched)))
+    proc.fetcher.fetch(frame)
+
+
+def _load(frame: Frame) -> Any:
+    if frame.flags & message.FAILED:
+        raise decode_failure(frame.load(), frame.accept)
+    return frame.load()
+
+
+def _load_fetched(frame: Frame, fetched: Future[None]) -> Any:
+    fetched.get()
+    return _load(frame)
+
+
+class Waiting:
+    """What all calls that wait have in common. `what`: the call, in words."""
+
+    wants_all = False  # the answers may come together
+
+    def __init__(self, proc: Proc, routes: Sequence[Route], what: str) -> None:
+        self.proc = proc
+        self.routes = routes
+        self.what = what
+        self.timeout: float | None = None
+        self.accept = "pickle"  # or "safe"
+        self._holders: dict[str, set[int]] = {}  # ranks whose response port is in that process
+        self.number = proc.register(self)
+        for route in routes:
+            proc.expect(self.number, route.address)
+
+    def on_frame(self, frame: Frame) -> None:
+        if frame.kind == message.HOLD:
+            self._on_held(frame)
+        elif frame.kind == message.SEND:
+            self.on_answer(frame)
+
+    def on_answer(self, frame: Frame) -> None:
+        raise NotImplementedError
+
+    def _on_held(self, frame: Frame) -> None:
+        """An endpoint gave its response port to another process, which may be lost before it answers."""
+        holder = bytes(frame.body).decode()
+        self._holders.setdefault(holder, set()).add(frame.rank if frame.rank < len(self.routes) else 0)
+        self.proc.expect(self.number, holder)
+
+    def on_lost(self, address: str, error: SupervisionError) -> None:
+        error = self._named(error)
+        for rank, route in enumerate(self.routes):
+            if route.address == address or address == self.proc.address:
+                self.on_failed(rank, error)
+        for rank in self._holders.pop(address, ()):
+            self.on_failed(rank, error)
+
+    def on_unsent(self, rank: int, error: SupervisionError) -> None:
+        """The process of this one turned out to be lost."""
+        self.on_failed(rank, self._named(error))
+
+    def _named(self, error: SupervisionError) -> SupervisionError:
+        return SupervisionError(f"{self.what}: {error}", self.what)
+
+    def on_failed(self, rank: int, error: BaseException) -> None:
+        """There will be no answer from this one."""
+        raise NotImplementedError
+
+    def expire_at(self, deadline: float, timeout: float) -> None:
+        self.timeout = timeout
+        self.proc.timers.at(deadline, lambda: self._expire(timeout))
+
+    def _expire(self, timeout: float) -> None:
+        if self.number in self.proc.receivers:
+            error = TransferTimeout(f"{self.what}: no answer within {timeout} s", operation="call")
+            self.cancel()
+            for rank in range(len(self.routes)):
+                self.on_failed(rank, error)
+
+    def cancel(self) -> None:
+        """Tells the handlers that nobody waits any more."""
+        self.finish()
+        for route in self.routes:
+            self.proc.post_quietly(route.address, message.pack(message.CANCEL, route.number, reply=self.number))
+
+    def note_arrival(self, route: Route) -> None:
+        """Its answer says that all that was sent there before has arrived."""
+        if route.last_direct == self.number:
+            route.last_direct = 0
+
+    def finish(self) -> bool:
+        """Takes the number back; False where that was done already."""
+        if not self.proc.forget(self.number):
+            return False
+        for route in self.routes:
+            self.proc.fulfil(self.number, route.address)
+        for holder in list(self._holders):
+            self.proc.fulfil(self.number, holder)
+        return True
+
+
+class SingleReply(Waiting):
+    """Of one actor."""
+
+    def __init__(self, proc: Proc, route: Route, what: str) -> None:
+        self.future: Future[Any] = Future.pending(self.cancel)
+        super().__init__(proc, (route,), what)
+
+    def on_answer(self, frame: Frame) -> None:
+        if self.finish():
+            self.note_arrival(self.routes[0])
+            deliver(self.proc, frame, self.future, self.accept)
+        else:
+            self.proc.refuse(frame, self.what)
+
+    def on_failed(self, rank: int, error: BaseException) -> None:
+        self.finish()
+        self.future.set_error(error)
+
+
+class StreamReply(Waiting):
+    """Of many, each by itself, in the order in which they come."""
+
+    def __init__(self, proc: Proc, routes: Sequence[Route], what: str) -> None:
+        self._futures: list[Future[Any]] = [Future.pending() for _ in routes]
+        self._open = set(range(len(routes)))
+        self._lock = threading.Lock()
+        super().__init__(proc, routes, what)
+
+    def __iter__(self) -> Iterator[Future[Any]]:
+        return iter(self._futures)
+
+    def on_answer(self, frame: Frame) -> None:
+        self._end(frame.rank, lambda future: deliver(self.proc, frame, future, self.accept), frame)
+
+    def on_failed(self, rank: int, error: BaseException) -> None:
+        self._end(rank, lambda future: future.set_error(error), None)
+
+    def _end(self, rank: int, settle: Callable[[Future[Any]], object], frame: Frame | None) -> None:
+        with self._lock:
+            is_new = rank in self._open
+            if is_new:
+                future = self._futures[len(self._futures) - len(self._open)]
+                self._open.discard(rank)
+                if not self._open:
+                    self.finish()
+        if is_new:
+            settle(future)
+        elif frame is not None:
+            self.proc.refuse(frame, self.what)
+
+
+class GatherReply(Waiting):
+    """Of many, together: a ValueMesh, or the first failure."""
+
+    wants_all = True
+
+    def __init__(
+        self, proc: Proc, routes: Sequence[Route], what: str, region: Region, *, or_lost: bool = False
+    ) -> None:
+        """`or_lost`: a receiver that is lost, or has ended, counts as one that answered None."""
+        self._or_lost = or_lost
+        self.future: Future[Any] = Future.pending(self.cancel)
+        self._parts: list[Future[Any]] = [Future.pending() for _ in routes]
+        self._left = len(routes)
+        self._lock = threading.Lock()
+        self._region = region
+        super().__init__(proc, routes, what)
+
+    def on_answer(self, frame: Frame) -> None:
+        if frame.flags & message.MANY:
+            for piece in pieces_of(frame):
+                self.on_frame(piece)
+        elif self.number not in self.proc.receivers or not 0 <= frame.rank < len(self._parts):
+            self.proc.refuse(frame, self.what)
+        elif frame.flags & message.FAILED and not self._or_lost:
+            self.finish()
+            deliver(self.proc, frame, self.future, self.accept)
+        else:
+            self.note_arrival(self.routes[frame.rank])
+            part = self._parts[frame.rank]
+            part.add_callback(self._arrived)
+            deliver(self.proc, frame, part, self.accept)
+
+    def on_failed(self, rank: int, error: BaseException) -> None:
+        part = self._parts[rank]
+        if part.done():
+            return
+        if self._or_lost and isinstance(error, SupervisionError):
+            part.add_callback(self._arrived)
+            part.set_result(None)
+        else:
+            self.finish()
+            self.future.set_error(error)
+
+    def _arrived(self) -> None:
+        with self._lock:
+            self._left -= 1
+            is_last = self._left == 0
+        if is_last:
+            self.finish()
+            self.future.set_loader(self._load)
+
+    def _load(self) -> ValueMesh[Any]:
+        return ValueMesh(self._region.extent, [self._value(part) for part in self._parts])
+
+    def _value(self, part: Future[Any]) -> Any:
+        try:
+            return part.get()
+        except SupervisionError:
+            if not self._or_lost:
+                raise
+            return None
