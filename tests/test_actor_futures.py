@@ -133,6 +133,9 @@ def test_a_timeout_that_is_none_is_refused(one: Any, timeout: Any) -> None:
         future.get(timeout=timeout)
     stage.next().send(None)
     future.get(LIMIT)
+    for ask in (future.get, future.exception):
+        with pytest.raises(ValueError, match="timeout"):
+            ask(timeout=timeout)
 
 
 def test_many_threads_wait_for_one_future(one: Any) -> None:

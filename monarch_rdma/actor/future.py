@@ -64,7 +64,7 @@ class Future(Generic[R]):
 
         Where `timeout` seconds pass first, raises the builtin TimeoutError: the call goes on.
         """
-        if not self._done:
+        if not self._done or timeout is not None:
             self._wait(timeout)
         return self._outcome()
 
@@ -74,7 +74,7 @@ class Future(Generic[R]):
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """Waits; the call's error, or None where it succeeded. TimeoutError as in get()."""
-        if not self._done:
+        if not self._done or timeout is not None:
             self._wait(timeout)
         try:
             self._outcome()
@@ -225,6 +225,8 @@ class Future(Generic[R]):
 
     def _wait(self, timeout: float | None) -> None:
         limit = seconds(timeout)
+        if self._done:
+            return
         if asyncio._get_running_loop() is not None:
             warnings.warn("Future.get() blocks the running event loop; await the future", RuntimeWarning, stacklevel=3)
         if not self.wait(limit if limit >= 0 else None):
