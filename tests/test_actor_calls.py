@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from actor_client import LIMIT, Stage, hold
+from actor_client import LIMIT, Stage, hold_async
 
 from monarch_rdma.actor import (
     Accumulator,
@@ -61,8 +61,8 @@ class Speaker(Actor):
         return threading.Lock()
 
     @endpoint
-    def wait(self, started: Port[Any]) -> int:
-        hold(started)
+    async def wait(self, started: Port[Any]) -> int:
+        await hold_async(started)
         return current_rank().rank
 
     @endpoint
