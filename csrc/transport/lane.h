@@ -38,6 +38,15 @@ enum FrameType : uint16_t {
   kShmMap,
   kShmGone,
   kTcpFence = 200,
+  kVerbsAsk = 300,  // see verbs_wire.h
+  kVerbsRails,
+  kVerbsOffer,
+  kVerbsAccept,
+  kVerbsFence,
+  kVerbsFenced,
+  kVerbsWant,
+  kVerbsKeys,
+  kVerbsGone,
 };
 
 struct Reply {

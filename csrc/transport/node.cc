@@ -119,6 +119,7 @@ void Node::close() {
   loop_->barrier();
   loop_->stop();
   sessions_.clear();
+  lanes_.clear();  // and what the links of a lane share: its threads end
   regions_.close();
 }
 

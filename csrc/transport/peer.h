@@ -4,6 +4,7 @@
 
 #include <condition_variable>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <unordered_map>
@@ -25,9 +26,9 @@ class Home {
  public:
   struct LaneType {
     const char* name;
-    uint16_t first_frame;                      // its control frames: first_frame .. first_frame + 99
-    uint32_t flag;                             // mr_flags bit that asks for it
-    std::shared_ptr<Link> (*make)(LinkHost&);  // null result: not with this peer
+    uint16_t first_frame;                                  // its control frames: first_frame .. first_frame + 99
+    uint32_t flag;                                         // mr_flags bit that asks for it
+    std::function<std::shared_ptr<Link>(LinkHost&)> make;  // null result: not with this peer
   };
 
   virtual Loop& loop() = 0;

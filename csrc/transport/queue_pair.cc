@@ -96,6 +96,7 @@ void QueuePair::create(const QueuePairPath& path, int remote_access) {
                                     " pieces at " + domain_->context()->name(),
                                 error));
   }
+  number_ = qp_->qp_num;
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_INIT;
   attr.pkey_index = path.pkey_index;
@@ -115,7 +116,7 @@ void QueuePair::modify(ibv_qp_attr& attr, int mask, const char* to) {
                               error));
 }
 
-void QueuePair::connect(const QueuePairPath& path, const QueuePairEnd& theirs) {
+void QueuePair::connect(const QueuePairPath& path, const QueuePairEnd& theirs, uint32_t rd_atomic) {
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_RTR;
   attr.path_mtu = mtu_of(path.mtu);
@@ -143,7 +144,7 @@ void QueuePair::connect(const QueuePairPath& path, const QueuePairEnd& theirs) {
   attr.retry_cnt = path.retries;
   attr.rnr_retry = path.rnr_retries;
   attr.sq_psn = psn_;
-  attr.max_rd_atomic = static_cast<uint8_t>(limits_.rd_atomic);
+  attr.max_rd_atomic = static_cast<uint8_t>(std::min(limits_.rd_atomic, rd_atomic));
   modify(attr,
          IBV_QP_STATE | IBV_QP_TIMEOUT | IBV_QP_RETRY_CNT | IBV_QP_RNR_RETRY | IBV_QP_SQ_PSN | IBV_QP_MAX_QP_RD_ATOMIC,
          "RTS");

@@ -16,15 +16,17 @@ namespace mr {
 
 class QueuePair;
 class Registration;
+class StagingBlocks;
 
 // What one work request is for; kept until its end is known.
 struct Work {
   OpRef op;                                   // all of a small operation
   std::shared_ptr<void> owner;                // what `op` or a larger operation needs kept alive
   std::shared_ptr<const Registration> local;  // of the local memory
-  uint8_t* staged = nullptr;                  // local bytes that go through memory of ours
+  StagingBlocks* staging = nullptr;           // whose block the local bytes go through
+  uint8_t* staged = nullptr;                  // the block
   uint64_t begin = 0, length = 0;             // which bytes of the operation
-  uint32_t kind = 0;
+  uint32_t kind = 0;                          // the poster's
 };
 
 struct QueuePairLimits {
@@ -77,9 +79,10 @@ class QueuePair : public OpHelper, public std::enable_shared_from_this<QueuePair
             const QueuePairLimits& limits, const QueuePairPath& path, int remote_access);
   ~QueuePair();
 
-  // To RTR and RTS. Throws MR_CONFIG.
-  void connect(const QueuePairPath& path, const QueuePairEnd& theirs);
-  QueuePairEnd ours() const { return {qp_->qp_num, psn_}; }
+  // To RTR and RTS, with at most `rd_atomic` reads and atomics at a time. Throws MR_CONFIG.
+  void connect(const QueuePairPath& path, const QueuePairEnd& theirs, uint32_t rd_atomic = 255);
+  QueuePairEnd ours() const { return {number_, psn_}; }
+  uint32_t number() const { return number_; }
   const QueuePairLimits& limits() const { return limits_; }
   uint64_t id() const { return id_; }
 
@@ -139,6 +142,7 @@ class QueuePair : public OpHelper, public std::enable_shared_from_this<QueuePair
   const uint64_t id_;
   QueuePairLimits limits_;
   const uint32_t psn_;
+  uint32_t number_ = 0;
   const ProtectionDomainRef domain_;
   const CompletionChannelRef channel_;
   const Verbs& verbs_;

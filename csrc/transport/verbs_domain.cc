@@ -6,6 +6,22 @@
 
 namespace mr {
 
+QueuePairPath verbs_path(const Options& options, const VerbsRail& rail) {
+  const mr_options& raw = options.raw;
+  QueuePairPath path;
+  path.port = static_cast<uint8_t>(rail.port);
+  path.hop_limit = static_cast<uint8_t>(raw.verbs_hop_limit);
+  path.traffic_class = static_cast<uint8_t>(raw.verbs_traffic_class);
+  path.service_level = static_cast<uint8_t>(raw.verbs_service_level);
+  path.mtu = raw.verbs_mtu != 0 ? std::min(raw.verbs_mtu, rail.mtu) : rail.mtu;
+  path.timeout = static_cast<uint8_t>(raw.verbs_timeout);
+  path.retries = static_cast<uint8_t>(raw.verbs_retries);
+  path.rnr_retries = static_cast<uint8_t>(raw.verbs_rnr_retries);
+  path.rnr_timer = static_cast<uint8_t>(raw.verbs_rnr_timer);
+  path.pkey_index = static_cast<uint16_t>(raw.verbs_pkey_index);
+  return path;
+}
+
 VerbsCard::VerbsCard(VerbsContextRef opened, const KeptRanges& kept, std::shared_ptr<Worker> worker,
                      const Options& options, VerbsPoller::OnCardEvent on_event)
     : context(std::move(opened)),
@@ -34,7 +50,10 @@ std::shared_ptr<VerbsDomain> VerbsDomain::open(const Verbs& verbs, const Options
             [weak = domain->weak_from_this(), name = rail.device](const ibv_async_event& event) {
               if (const auto self = weak.lock()) self->on_card_event(name, event);
             });
-      domain->rails_.push_back({rail, card});
+      ibv_port_attr port{};
+      if (const int error = verbs.query_port(card->context->get(), static_cast<uint8_t>(rail.port), &port); error != 0)
+        throw Error(verbs_failure(MR_CONFIG, "ibv_query_port", rail.name(), error));
+      domain->rails_.push_back({rail, card, std::max<uint64_t>(port.max_msg_sz, 4096)});
     } catch (const Error& error) {
       domain->cards_.erase(rail.device);
       *why = error.what();

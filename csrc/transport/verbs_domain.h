@@ -37,7 +37,11 @@ using VerbsCardRef = std::shared_ptr<VerbsCard>;
 
 struct VerbsRail : Rail {
   VerbsCardRef card;
+  uint64_t max_message = 0;  // bytes of one work request
 };
+
+// The attributes of queue pairs on a rail that options give; the way to the other end is not in it.
+QueuePairPath verbs_path(const Options& options, const VerbsRail& rail);
 
 // Hears of what happens to cards and ports. On a poller's thread.
 class VerbsListener {

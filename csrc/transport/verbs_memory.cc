@@ -208,9 +208,15 @@ RegistrationRef RegionGrant::get(const ProtectionDomainRef& domain) {
   return made;
 }
 
+void RegionGrant::on_revoked(std::function<void()> tell) {
+  std::lock_guard guard(lock_);
+  if (!revoked_) tell_.push_back(std::move(tell));
+}
+
 bool RegionGrant::revoke() {
   std::lock_guard guard(lock_);
   revoked_ = true;
+  for (const auto& tell : std::exchange(tell_, {})) tell();
   if (!registrations_.empty()) {
     ++busy_;
     auto gone = std::make_shared<decltype(registrations_)>(std::exchange(registrations_, {}));

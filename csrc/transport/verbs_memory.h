@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -124,6 +125,9 @@ class RegionGrant : public Grant, public std::enable_shared_from_this<RegionGran
   // May take long. Throws MR_REGISTRATION, or MR_ACCESS_DENIED once the region is dropped.
   RegistrationRef get(const ProtectionDomainRef& domain);
   bool revoke() override;
+  // Called once, from inside the first revoke: peers that have keys are told to forget them.
+  void on_revoked(std::function<void()> tell);
+  bool atomics() const { return atomics_; }
 
  private:
   const std::weak_ptr<Region> region_;
@@ -133,6 +137,7 @@ class RegionGrant : public Grant, public std::enable_shared_from_this<RegionGran
   bool revoked_ = false;
   int busy_ = 0;  // registrations being made or taken away
   std::map<const ProtectionDomain*, RegistrationRef> registrations_;
+  std::vector<std::function<void()>> tell_;
 };
 
 }  // namespace mr

@@ -1,0 +1,426 @@
+#include "verbs_client.h"
+
+#include <algorithm>
+#include <bit>
+#include <cassert>
+#include <cmath>
+
+namespace mr {
+namespace {
+
+constexpr uint64_t kSmall = 64u << 10;  // operations up to this size go out as one request of the calling thread
+constexpr uint64_t kWindowChunks = 4;   // posted on one queue pair: the card never runs dry
+constexpr double kStopGrace = 0.02;     // what is posted may end by itself so long, before its queue pair is shut
+constexpr uint32_t kPerDoorbell = 32;
+
+Status stopped(int kind) { return fail(kind, kind == MR_TRANSFER_TIMEOUT ? "no end within its timeout" : "cancelled"); }
+
+// A packet that is lost each time is given up within (retries + 1) timeouts, each of which may take four times as long.
+double hardware_limit(const mr_options& raw) {
+  if (raw.verbs_timeout == 0) return 0;
+  return 4.096e-6 * std::exp2(raw.verbs_timeout) * 4 * (raw.verbs_retries + 1);
+}
+
+}  // namespace
+
+VerbsClient::VerbsClient(LinkHost& host, std::shared_ptr<VerbsDomain> domain)
+    : host_(host),
+      loop_(host.loop()),
+      domain_(std::move(domain)),
+      hardware_limit_(hardware_limit(domain_->options().raw)),
+      rails_(domain_->rails().size()) {
+  for (RailState& rail : rails_) rail.slots.resize(domain_->options().raw.verbs_queue_pairs);
+}
+
+VerbsClient::~VerbsClient() = default;
+
+// ---- Small operations, by the calling thread ----
+
+bool VerbsClient::try_inline(const OpRef& ref) {
+  Op& op = *ref;
+  const bool atomic = is_atomic(op.verb), write = op.verb == Verb::write;
+  const uint64_t length = atomic ? sizeof(uint64_t) : op.bytes();
+  if (length == 0 || length > kSmall || !op.remote_view.is_contiguous() || !op.local_view.is_contiguous()) return false;
+  if (!atomic && !write && op.verb != Verb::read) return false;
+  // Nobody watches over a request that is posted here but the card: only where that ends in time.
+  if (hardware_limit_ == 0) return false;
+  if (op.deadline != Time::max() && op.deadline - op.submitted < std::chrono::duration<double>(hardware_limit_))
+    return false;
+
+  struct Inside {
+    explicit Inside(std::atomic<uint32_t>& count) : count(count) { count.fetch_add(1); }
+    ~Inside() { count.fetch_sub(1); }
+    std::atomic<uint32_t>& count;
+  } inside(inside_);
+  Route* const route = route_.load();
+  VerbsKeyCache::Found keys;
+  if (route == nullptr || !key_cache_.find(op.remote->name, route->their_rail, &keys)) return false;
+  const uint64_t offset = op.remote_view.offset();
+  if (offset > keys.size || length > keys.size - offset) return false;
+  if (atomic && (!keys.atomics || (keys.base + offset) % sizeof(uint64_t) != 0)) return false;
+
+  Work work;
+  uint8_t* const here = op.local + op.local_view.offset();
+  const bool inlined = write && length <= route->pair->limits().max_inline;
+  ibv_sge piece{reinterpret_cast<uintptr_t>(here), static_cast<uint32_t>(length), 0};
+  if (!inlined && !atomic) {
+    work.local = route->card->memory.find(piece.addr, length);
+    if (work.local && work.local->until_seam(piece.addr) < length) work.local.reset();
+    if (work.local) piece.lkey = work.local->lkey(piece.addr);
+  }
+  if (!inlined && !work.local && length > StagingBlocks::kBlock) return false;
+  QueuePair::Batch batch(*route->pair, false);
+  if (!batch.has_room()) return false;
+  if (!inlined && !work.local) {
+    work.staging = &route->card->staging;
+    work.staged = work.staging->take();
+    if (work.staged == nullptr) return false;
+    if (write) std::memcpy(work.staged, here, length);
+    piece.addr = reinterpret_cast<uintptr_t>(work.staged);
+    piece.lkey = work.staging->lkey();
+  }
+  op.lane = "verbs";
+  op.chunks.store(1, std::memory_order_relaxed);
+  op.rails.store(1, std::memory_order_relaxed);
+  op.set_helper(route->pair);
+  work.op = ref;
+  work.owner = op.peer.lock();
+  work.length = length;
+  work.kind = atomic ? kAtomicWork : kSmallWork;
+  const uint64_t remote = keys.base + offset;
+  if (atomic)
+    batch.add_atomic(std::move(work),
+                     op.verb == Verb::fetch_add ? IBV_WR_ATOMIC_FETCH_AND_ADD : IBV_WR_ATOMIC_CMP_AND_SWP, piece,
+                     remote, keys.rkey, op.operand[0], op.operand[1]);
+  else
+    batch.add(std::move(work), write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ, {&piece, 1}, remote, keys.rkey, inlined);
+  return true;
+}
+
+void VerbsClient::end_small(Work& work, Status status) {
+  Op& op = *work.op;
+  if (work.staged != nullptr) {
+    if (status.ok() && work.kind == kAtomicWork) std::memcpy(&op.value, work.staged, sizeof op.value);
+    if (status.ok() && op.verb == Verb::read) {
+      std::memcpy(op.local + op.local_view.offset(), work.staged, work.length);
+      host_.count("verbs_staged_bytes", work.length);
+    }
+    work.staging->give_back(work.staged);
+    work.staged = nullptr;
+  }
+  if (status.ok()) {
+    if (op.verb != Verb::read) op.remote_state = MR_WRITTEN;
+    host_.count(op.verb == Verb::read ? "verbs_read_bytes" : "verbs_write_bytes", work.length);
+  }
+  host_.on_done(work.op, std::move(status));
+}
+
+// ---- Operations come and go ----
+
+void VerbsClient::start(const OpRef& op) {
+  assert(loop_.held());
+  if (!is_blocked() && try_inline(op)) return;
+  begin(op);
+  ask_rails();
+  open_some(op->bytes() >= kLargeBytes);
+  pump();
+}
+
+void VerbsClient::begin(const OpRef& op) {
+  const auto transfer = std::make_shared<VerbsTransfer>(op, rails_.size());
+  op->lane_state = transfer;
+  op->set_helper(shared_from_this());
+  enqueue(transfer);
+}
+
+void VerbsClient::enqueue(const VerbsTransferRef& transfer) {
+  if (std::exchange(transfer->queued, true)) return;
+  (transfer->op->bytes() >= kLargeBytes ? large_ : small_).push_back(transfer);
+}
+
+void VerbsClient::stop(const OpRef& op) {
+  assert(loop_.held());
+  const auto transfer = std::static_pointer_cast<VerbsTransfer>(op->lane_state);
+  if (!transfer || transfer->ended) return;  // or a small one, which ends when the card says so
+  transfer->drop_work();
+  if (transfer->failure.ok()) transfer->failure = stopped(op->stop_kind);
+  settle(transfer);
+  if (transfer->ended) return;
+  loop_.at_on_loop(after(kStopGrace), [weak = weak_from_this(), transfer] {
+    if (const auto self = weak.lock()) self->break_off(transfer);
+  });
+}
+
+// What is posted can be taken back in one way only.
+void VerbsClient::break_off(const VerbsTransferRef& transfer) {
+  if (transfer->ended) return;
+  std::vector<ConnectionRef> carriers;
+  for (const auto& [number, connection] : connections_)
+    if (connection->carries.count(transfer.get()) != 0) carriers.push_back(connection);
+  for (const auto& connection : carriers)
+    lose(connection, fail(MR_CANCELLED, "shut to end an operation that was given up"), false);
+}
+
+void VerbsClient::settle(const VerbsTransferRef& transfer) {
+  if (transfer->open > 0 || transfer->ended || transfer->has_work()) return;
+  if (transfer->failure.ok() && transfer->op->bytes() == 0) return;  // nothing was asked of the peer yet
+  end(transfer, transfer->failure);
+}
+
+void VerbsClient::end(const VerbsTransferRef& transfer, Status status) {
+  if (std::exchange(transfer->ended, true)) return;
+  Op& op = *transfer->op;
+  if (status.kind >= 0) {
+    op.lane = "verbs";
+    op.rails = static_cast<uint32_t>(std::popcount(transfer->rails));
+    if (transfer->is_write())
+      op.remote_state = status.ok() ? MR_WRITTEN : transfer->begun ? MR_UNKNOWN : MR_NOT_WRITTEN;
+    if (status.ok()) host_.count(transfer->is_write() ? "verbs_write_bytes" : "verbs_read_bytes", op.bytes());
+  }
+  op.set_helper(nullptr);
+  op.lane_state.reset();
+  transfer->drop_work();
+  host_.on_done(transfer->op, std::move(status));
+}
+
+// No rail can take it: the next lane may.
+void VerbsClient::give_up(const VerbsTransferRef& transfer) {
+  Op& op = *transfer->op;
+  for (const auto& at : transfer->local)
+    if (at.state == VerbsTransfer::Local::failed && (op.flags & MR_STRICT) != 0) return end(transfer, at.why);
+  end(transfer, fail(kUnreachable, "verbs: " + why_unusable(*transfer)));
+}
+
+// ---- Requests go out ----
+
+void VerbsClient::pump() {
+  if (is_blocked() || closed_) return;
+  for (auto* queue : {&small_, &large_}) {
+    // A large one gives way after each batch, so that those that began at the same time end about the same time.
+    for (size_t idle = 0; idle < queue->size();) {
+      const VerbsTransferRef transfer = queue->front();
+      queue->pop_front();
+      const bool posted = post_some(transfer);
+      if (transfer->ended || !transfer->failure.ok() || (!transfer->has_work() && transfer->op->bytes() > 0)) {
+        transfer->queued = false;
+        settle(transfer);
+        continue;
+      }
+      idle = posted ? 0 : idle + 1;
+      queue->push_back(transfer);
+    }
+  }
+}
+
+bool VerbsClient::post_some(const VerbsTransferRef& transfer) {
+  if (transfer->ended || !transfer->failure.ok()) return false;
+  const OpRef& op = transfer->op;
+  if (!transfer->begun && op->bytes() <= kSmall) {
+    op->lane_state.reset();  // once it is posted it may end at any time
+    if (try_inline(op)) {
+      transfer->ended = true;
+      return true;
+    }
+    op->lane_state = transfer;
+  }
+  if (Connection* const connection = choose(transfer)) {
+    if (op->bytes() == 0)
+      end(transfer, {});
+    else
+      post_on(*connection, transfer);
+    return true;
+  }
+  if (transfer->failure.ok() && transfer->open == 0 && !worth_waiting(*transfer)) give_up(transfer);
+  return false;
+}
+
+VerbsClient::Connection* VerbsClient::choose(const VerbsTransferRef& transfer) {
+  const bool large = transfer->op->bytes() >= kLargeBytes;
+  const uint64_t window = kWindowChunks * domain_->options().raw.verbs_chunk_bytes;
+  Connection* best = nullptr;
+  for (size_t r = 0; r < rails_.size(); ++r) {
+    const auto& slots = rails_[r].slots;
+    const auto is_up = [](const ConnectionRef& each) { return each && each->state == Connection::up; };
+    if (!may_use(r) || std::none_of(slots.begin(), slots.end(), is_up) || !prepare(transfer, r)) continue;
+    // The first is kept for small operations where there are others.
+    const bool others = std::any_of(slots.begin() + 1, slots.end(), is_up);
+    for (size_t s = large && others ? 1 : 0; s < slots.size(); ++s) {
+      if (!is_up(slots[s])) continue;
+      Connection& connection = *slots[s];
+      if (connection.bytes >= window || connection.pair->outstanding() >= connection.pair->limits().depth) continue;
+      if (best == nullptr || connection.bytes < best->bytes) best = &connection;
+    }
+    if (!large && best != nullptr) break;
+  }
+  return best;
+}
+
+// True where both keys are at hand; else they are on their way, or will never come.
+bool VerbsClient::prepare(const VerbsTransferRef& transfer, size_t rail) {
+  auto& local = transfer->local[rail];
+  if (local.state == VerbsTransfer::Local::unknown) register_local(transfer, rail);
+  const bool has_keys = local.state != VerbsTransfer::Local::failed && keys_for(transfer, rail) != nullptr;
+  return has_keys && local.state == VerbsTransfer::Local::here && transfer->failure.ok();
+}
+
+const VerbsKeys* VerbsClient::keys_for(const VerbsTransferRef& transfer, size_t rail) {
+  const RegionName& name = transfer->op->remote->name;
+  const auto theirs = static_cast<uint32_t>(rails_[rail].path.theirs);
+  VerbsKeyBook::Entry* entry = keys_.find(name, theirs);
+  if (entry != nullptr && entry->known) {
+    if (transfer->op->remote_view.fits(entry->keys.size)) return &entry->keys;
+    transfer->failure =
+        fail(MR_OUT_OF_BOUNDS, "it leaves the region, which has " + std::to_string(entry->keys.size) + " bytes");
+    return nullptr;
+  }
+  if (entry == nullptr) {
+    entry = &keys_.ask(name, theirs);
+    const uint32_t right = transfer->is_write() ? MR_WRITE : MR_READ;
+    host_.send_on_loop(kVerbsWant, VerbsWant{entry->number, name, right, theirs}.encode());
+  }
+  if (std::find(entry->waiting.begin(), entry->waiting.end(), transfer) == entry->waiting.end())
+    entry->waiting.push_back(transfer);
+  return nullptr;
+}
+
+void VerbsClient::on_keys(VerbsKeys keys) {
+  VerbsKeyBook::Entry* const entry = keys_.asked(keys.number);
+  if (entry == nullptr) return;
+  const auto waiting = std::exchange(entry->waiting, {});
+  if (keys.status.ok()) {
+    entry->known = true;
+    entry->keys = std::move(keys);
+    key_cache_.put(entry->name, entry->rail, entry->keys);
+  } else {
+    // What the owner can't register another lane may reach; all else is about the operation.
+    const bool another_lane = keys.status.kind == MR_REGISTRATION || keys.status.kind == MR_RESOURCE_EXHAUSTED;
+    for (const auto& transfer : waiting) {
+      for (size_t r = 0; r < rails_.size() && another_lane; ++r)
+        if (rails_[r].reaches && rails_[r].path.theirs == entry->rail)
+          transfer->local[r] = {VerbsTransfer::Local::failed, nullptr,
+                                fail(keys.status.kind, "the owner's " + keys.status.text)};
+      if (!another_lane && transfer->failure.ok()) transfer->failure = keys.status;
+    }
+    keys_.erase(*entry);
+  }
+  pump();
+}
+
+void VerbsClient::on_gone(uint64_t region) {
+  keys_.forget(region);
+  key_cache_.forget(region);
+}
+
+void VerbsClient::register_local(const VerbsTransferRef& transfer, size_t rail) {
+  const Op& op = *transfer->op;
+  auto& local = transfer->local[rail];
+  const VerbsCardRef card = domain_->rails()[rail].card;
+  uint8_t* const begin = op.local + op.local_view.offset();
+  const uint64_t length = op.local_view.bytes() == 0 ? 0 : op.local_view.end() - op.local_view.offset();
+  local.registration =
+      length == 0 ? card->staging.registration() : card->memory.find(reinterpret_cast<uintptr_t>(begin), length);
+  local.state = local.registration ? VerbsTransfer::Local::here : VerbsTransfer::Local::asked;
+  if (local.registration) return;
+  const auto done = [self = shared_from_this(), transfer, rail](RegistrationRef made, const Status& status) {
+    self->loop_.post([self, transfer, rail, made = std::move(made), status] {
+      transfer->local[rail] = {made ? VerbsTransfer::Local::here : VerbsTransfer::Local::failed, made, status};
+      if (self->closed_) return;
+      if (!status.ok()) self->host_.count("verbs_registrations_failed", 1);
+      self->pump();
+    });
+  };
+  const bool begun = domain_->memory_worker()->run([card, begin, length, done] {
+    try {
+      done(card->memory.get(begin, length), {});
+    } catch (const Error& error) {
+      done(nullptr, error.status());
+    }
+  });
+  if (!begun)
+    local = {VerbsTransfer::Local::failed, nullptr, fail(MR_REGISTRATION, "there is no thread to register memory")};
+}
+
+void VerbsClient::post_on(Connection& connection, const VerbsTransferRef& transfer) {
+  const VerbsKeys& keys = *keys_for(transfer, connection.rail);
+  const RegistrationRef& local = transfer->local[connection.rail].registration;
+  const QueuePairLimits& limits = connection.pair->limits();
+  const uint64_t chunk =
+      std::min(domain_->options().raw.verbs_chunk_bytes, domain_->rails()[connection.rail].max_message);
+  const auto opcode = transfer->is_write() ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+  QueuePair::Batch batch(*connection.pair, true);
+  uint64_t posted = 0;
+  for (uint32_t i = 0; i < kPerDoorbell && posted < chunk && transfer->has_work() && batch.has_room(); ++i) {
+    const VerbsRequest request = transfer->take(keys, *local, chunk, limits.max_sge);
+    Work work;
+    work.owner = transfer;
+    work.local = local;
+    work.begin = request.begin;
+    work.length = request.length;
+    work.kind = kPart;
+    batch.add(std::move(work), opcode, {request.pieces, request.num_pieces}, request.remote, request.rkey);
+    ++transfer->open;
+    ++connection.carries[transfer.get()];
+    connection.bytes += request.length;
+    posted += request.length;
+  }
+  transfer->begun = true;
+  transfer->rails |= 1ull << (connection.rail % 64);
+}
+
+// ---- Completions ----
+
+void VerbsClient::on_done(QueuePair& pair, std::span<Work> done) {
+  bool schedule = false;
+  for (Work& work : done) {
+    if (work.kind == kSmallWork || work.kind == kAtomicWork) {
+      end_small(work, {});
+    } else {
+      std::lock_guard guard(done_lock_);
+      done_.emplace_back(pair.shared_from_this(), std::move(work));
+      schedule = schedule || !std::exchange(done_scheduled_, true);
+    }
+  }
+  if (schedule) loop_.run([self = shared_from_this()] { self->parts_done(); });
+}
+
+void VerbsClient::parts_done() {
+  std::vector<std::pair<QueuePairRef, Work>> done;
+  {
+    std::lock_guard guard(done_lock_);
+    done.swap(done_);
+    done_scheduled_ = false;
+  }
+  for (auto& [pair, work] : done) {
+    auto found = by_pair_.find(pair.get());
+    const ConnectionRef connection = found == by_pair_.end() ? nullptr : found->second;
+    if (work.kind == kProbe) {
+      if (connection && connection->state == Connection::probing) up(connection);
+      continue;
+    }
+    const auto transfer = std::static_pointer_cast<VerbsTransfer>(work.owner);
+    if (connection) {
+      connection->bytes -= work.length;
+      if (auto carried = connection->carries.find(transfer.get()); --carried->second == 0)
+        connection->carries.erase(carried);
+    }
+    --transfer->open;
+    ++transfer->op->chunks;
+    if (!transfer->queued) settle(transfer);
+  }
+  if (closed_) return;
+  host_.heard_on_loop();
+  pump();
+}
+
+void VerbsClient::help(const mr_op& op, Time until) {
+  std::vector<QueuePairRef> pairs;
+  {
+    std::lock_guard guard(poll_lock_);
+    pairs = polled_;
+  }
+  const Time limit = std::min(until, after(domain_->options().raw.verbs_spin));
+  while (!op.done() && !pairs.empty() && Clock::now() < limit)
+    for (const auto& pair : pairs) pair->drain(false);
+}
+
+}  // namespace mr

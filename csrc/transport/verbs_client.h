@@ -1,0 +1,167 @@
+// The reader's and writer's side of the verbs lane: operations are cut into work requests, which go out on queue pairs
+// that have room. Small ones are posted by the calling thread. All else is on the loop; completions come from any
+// thread.
+//
+// A queue pair that fails is shut, which ends the card's access to our memory, and the peer is asked to destroy its end
+// (the fence). Until it has, nothing new is posted where an old write may still be on its way: it would be overtaken.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <vector>
+
+#include "lane.h"
+#include "verbs_domain.h"
+#include "verbs_keys.h"
+#include "verbs_transfer.h"
+
+namespace mr {
+
+class VerbsClient : public QueuePair::Sink,
+                    public VerbsListener,
+                    public OpHelper,
+                    public std::enable_shared_from_this<VerbsClient> {
+ public:
+  VerbsClient(LinkHost& host, std::shared_ptr<VerbsDomain> domain);
+  ~VerbsClient();
+
+  bool try_inline(const OpRef& op);  // any thread
+  // On the loop.
+  void start(const OpRef& op);
+  void stop(const OpRef& op);
+  void close(const Status& why);
+  void on_rails(std::vector<RailFace> theirs);
+  void on_accept(const VerbsAccept& accept);
+  void on_fenced(uint64_t number);
+  void on_keys(VerbsKeys keys);
+  void on_gone(uint64_t region);
+
+ private:
+  static constexpr uint64_t kLargeBytes = 256u << 10;  // from here on an operation is worth more than one queue pair
+
+  enum WorkKind : uint32_t { kSmallWork, kPart, kProbe, kAtomicWork };
+
+  // A connection: a queue pair of ours and its other end, from the first thought of it until the fence is up.
+  struct Connection {
+    enum State { opening, offered, connecting, probing, up, closing, fencing };
+    uint64_t number = 0;
+    size_t rail = 0;
+    uint32_t slot = 0;
+    State state = opening;
+    bool known_there = false;  // an offer was sent
+    QueuePairRef pair;
+    std::shared_ptr<void> permit;
+    uint64_t bytes = 0;                                          // posted, not ended
+    std::unordered_map<const VerbsTransfer*, uint32_t> carries;  // requests of each
+    uint64_t ghosts = 0;                                         // writes that the fence waits for
+    Status why;                                                  // it is closing
+    Loop::TimerId timer{};
+    bool has_timer = false;
+  };
+  using ConnectionRef = std::shared_ptr<Connection>;
+
+  struct RailState {
+    RailPair path;
+    uint16_t their_lid = 0;
+    bool reaches = false;  // a rail of theirs
+    bool down = false;     // the port said so
+    bool dead = false;     // the card said so
+    uint32_t failures = 0;
+    Time retry_at{};
+    Status why;                        // of the last failure
+    std::vector<ConnectionRef> slots;  // null: none
+  };
+
+  // Where small operations go, for any thread.
+  struct Route {
+    QueuePairRef pair;
+    VerbsCard* card;
+    uint32_t their_rail;
+  };
+
+  // Rails and queue pairs: verbs_client_pairs.cc
+  void ask_rails();
+  void open(size_t rail, uint32_t slot);
+  void open_some(bool large);
+  void opened(const ConnectionRef& connection, QueuePairRef pair, std::shared_ptr<void> permit, const Status& status);
+  void connected(const ConnectionRef& connection, const Status& status);
+  void up(const ConnectionRef& connection);
+  void lose(const ConnectionRef& connection, Status why, bool blame_rail);
+  void lose_rail(size_t rail, const Status& why);
+  void shut(const ConnectionRef& connection);
+  void try_later(size_t rail);
+  void buried(const ConnectionRef& connection);
+  void resolve(Connection& connection, Work& work, const QueuePairFailure* cause);
+  void resolve_small(Connection& connection, Work& work, const QueuePairFailure* cause);
+  void set_timer(const ConnectionRef& connection, double seconds, const char* what);
+  void cancel_timer(Connection& connection);
+  void choose_route();
+  bool may_use(size_t rail) const;
+  bool worth_waiting(const VerbsTransfer& transfer) const;
+  std::string why_unusable(const VerbsTransfer& transfer) const;
+  std::string name_of(size_t rail) const;
+  bool is_open(const Connection& connection) const { return connection.state < Connection::closing; }
+
+  // Nothing is posted while the fate of an older write is not known.
+  bool is_blocked() const { return ghosts_ > 0 || closing_ > 0; }
+
+  // Operations: verbs_client.cc
+  void begin(const OpRef& op);
+  void enqueue(const VerbsTransferRef& transfer);
+  void pump();
+  bool post_some(const VerbsTransferRef& transfer);
+  Connection* choose(const VerbsTransferRef& transfer);
+  bool prepare(const VerbsTransferRef& transfer, size_t rail);
+  const VerbsKeys* keys_for(const VerbsTransferRef& transfer, size_t rail);
+  void register_local(const VerbsTransferRef& transfer, size_t rail);
+  void post_on(Connection& connection, const VerbsTransferRef& transfer);
+  void give_up(const VerbsTransferRef& transfer);
+  void break_off(const VerbsTransferRef& transfer);
+  void settle(const VerbsTransferRef& transfer);
+  void end(const VerbsTransferRef& transfer, Status status);
+  void parts_done();
+  void end_small(Work& work, Status status);
+
+  // QueuePair::Sink, VerbsListener, OpHelper
+  void on_done(QueuePair& pair, std::span<Work> done) override;
+  void on_broken(QueuePair& pair) override;
+  void on_port(size_t rail, bool up) override;
+  void on_card_dead(const VerbsCard& card) override;
+  void on_pair_event(uint32_t queue_pair, const char* what) override;
+  void help(const mr_op& op, Time until) override;
+
+  LinkHost& host_;
+  Loop& loop_;
+  const std::shared_ptr<VerbsDomain> domain_;
+  const double hardware_limit_;  // a request ends within this many seconds, whatever happens; 0: not for sure
+
+  // On the loop.
+  bool asked_rails_ = false, have_rails_ = false, closed_ = false;
+  Status closed_why_;
+  std::vector<RailState> rails_;
+  uint64_t next_number_ = 1;
+  std::map<uint64_t, ConnectionRef> connections_;
+  std::unordered_map<const QueuePair*, ConnectionRef> by_pair_;
+  std::deque<VerbsTransferRef> small_, large_;
+  VerbsKeyBook keys_;
+  uint64_t ghosts_ = 0;                         // writes that may still be on their way
+  uint32_t closing_ = 0;                        // connections that are
+  std::vector<std::unique_ptr<Route>> routes_;  // the one in use, and those that threads may still hold
+
+  // For any thread.
+  std::atomic<Route*> route_{nullptr};
+  std::atomic<uint32_t> inside_{0};  // threads that may hold the route
+  VerbsKeyCache key_cache_;
+  std::mutex done_lock_;
+  std::vector<std::pair<QueuePairRef, Work>> done_;  // parts of transfers
+  bool done_scheduled_ = false;
+  std::mutex poll_lock_;
+  std::vector<QueuePairRef> polled_;  // that are up
+};
+
+}  // namespace mr

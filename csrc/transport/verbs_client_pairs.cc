@@ -1,0 +1,502 @@
+// The client's rails and queue pairs: how they come, go, and are replaced.
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+#include <cstring>
+
+#include "verbs_client.h"
+#include "verbs_devices.h"
+
+namespace mr {
+namespace {
+
+constexpr double kProbeTimeout = 2;  // of the first request on a new queue pair, which moves nothing
+constexpr double kFirstPause = 0.05, kLongestPause = 5;  // before a rail that failed is tried again
+constexpr uint32_t kPatience = 6;     // failures of a rail in a row that an operation waits for which has no other lane
+constexpr uint32_t kMaxSetbacks = 4;  // queue pairs that fail under an operation
+
+// About the way to the peer, not about the request: the rail is no good at the moment.
+bool is_rails_fault(ibv_wc_status status) {
+  switch (status) {
+    case IBV_WC_SUCCESS:  // a call failed, or the card told
+    case IBV_WC_WR_FLUSH_ERR:
+    case IBV_WC_RETRY_EXC_ERR:
+    case IBV_WC_RNR_RETRY_EXC_ERR:
+    case IBV_WC_RESP_TIMEOUT_ERR:
+    case IBV_WC_FATAL_ERR:
+    case IBV_WC_GENERAL_ERR:
+      return true;
+    default:
+      return false;
+  }
+}
+
+bool is_local_fault(ibv_wc_status status) { return status == IBV_WC_LOC_PROT_ERR || status == IBV_WC_LOC_ACCESS_ERR; }
+
+Status refused(const QueuePairFailure& cause) {
+  return fail(MR_ACCESS_DENIED, "the owner's card refused it (" + cause.why.text +
+                                    "): the region was dropped, or does "
+                                    "not grant it");
+}
+
+Status unregistered(const QueuePairFailure& cause) {
+  return fail(MR_REGISTRATION, "our card could not reach the local memory (" + cause.why.text +
+                                   "): was it unmapped while the operation ran?");
+}
+
+bool has_other_lanes(const Op& op) {
+  const uint32_t wanted = op.flags & ~uint32_t{MR_STRICT};
+  return (op.flags & MR_STRICT) == 0 && wanted != MR_LANE_VERBS;
+}
+
+}  // namespace
+
+// ---- Rails ----
+
+void VerbsClient::ask_rails() {
+  if (!std::exchange(asked_rails_, true)) host_.send_on_loop(kVerbsAsk, {});
+}
+
+void VerbsClient::on_rails(std::vector<RailFace> theirs) {
+  if (have_rails_ || !asked_rails_) return;
+  have_rails_ = true;
+  const auto& ours = domain_->rails();
+  const auto paths = pair_rails(std::vector<RailFace>(ours.begin(), ours.end()), theirs);
+  for (size_t i = 0; i < rails_.size(); ++i) {
+    rails_[i].reaches = paths[i].has_value();
+    if (!paths[i]) continue;
+    rails_[i].path = *paths[i];
+    rails_[i].their_lid = theirs[paths[i]->theirs].lid;
+  }
+  open_some(!large_.empty());
+  pump();
+}
+
+std::string VerbsClient::name_of(size_t rail) const { return domain_->rails()[rail].name(); }
+
+bool VerbsClient::may_use(size_t rail) const {
+  const RailState& state = rails_[rail];
+  if (!state.reaches || state.dead) return false;
+  if (!state.down) return true;
+  // With all ports down the cards may yet bring it through: links flap.
+  return std::none_of(rails_.begin(), rails_.end(),
+                      [](const RailState& each) { return each.reaches && !each.dead && !each.down; });
+}
+
+// What an operation needs: for a small one the first rail that is fit, for a large one all.
+void VerbsClient::open_some(bool large) {
+  if (!have_rails_ || closed_) return;
+  for (size_t r = 0; r < rails_.size(); ++r) {
+    RailState& rail = rails_[r];
+    if (!may_use(r) || Clock::now() < rail.retry_at) continue;
+    if (!rail.slots[0]) open(r, 0);
+    const bool fit = rail.failures == 0 && rail.slots[0];
+    for (uint32_t s = 1; s < rail.slots.size() && large && fit; ++s)
+      if (!rail.slots[s] && rail.slots[0]->state == Connection::up) open(r, s);
+    if (!large && fit) return;
+  }
+}
+
+bool VerbsClient::worth_waiting(const VerbsTransfer& transfer) const {
+  if (!have_rails_) return true;
+  const bool patient = !has_other_lanes(*transfer.op);
+  for (size_t r = 0; r < rails_.size(); ++r) {
+    const RailState& rail = rails_[r];
+    if (!rail.reaches || rail.dead || transfer.local[r].state == VerbsTransfer::Local::failed) continue;
+    if (patient && rail.failures < kPatience) return true;
+    if (rail.failures == 0 && (!rail.down || rail.slots[0])) return true;
+    for (const auto& connection : rail.slots)
+      if (connection && connection->state == Connection::up) return true;
+  }
+  return false;
+}
+
+std::string VerbsClient::why_unusable(const VerbsTransfer& transfer) const {
+  std::string out;
+  for (size_t r = 0; r < rails_.size(); ++r) {
+    const RailState& rail = rails_[r];
+    const Status& local = transfer.local[r].why;
+    const std::string why = !local.ok()      ? local.text
+                            : !rail.reaches  ? "reaches no rail of the peer"
+                            : rail.dead      ? "its card has failed"
+                            : !rail.why.ok() ? rail.why.text
+                                             : "its port is down";
+    out += (out.empty() ? "" : "; ") + name_of(r) + ": " + why;
+  }
+  return out;
+}
+
+// ---- A connection comes ----
+
+void VerbsClient::open(size_t rail, uint32_t slot) {
+  const auto connection = std::make_shared<Connection>();
+  connection->number = next_number_++;
+  connection->rail = rail;
+  connection->slot = slot;
+  rails_[rail].slots[slot] = connection;
+  connections_.emplace(connection->number, connection);
+  const auto make = [self = shared_from_this(), connection, gid_index = rails_[rail].path.gids.ours.index] {
+    const VerbsRail& ours = self->domain_->rails()[connection->rail];
+    const mr_options& raw = self->domain_->options().raw;
+    QueuePairRef pair;
+    std::shared_ptr<void> permit;
+    Status status;
+    try {
+      if (const std::string stale = why_stale(*ours.card->context, ours); !stale.empty()) throw Error(MR_CONFIG, stale);
+      permit = self->domain_->take_pair();
+      QueuePairLimits limits;
+      limits.depth = raw.verbs_depth;
+      limits.max_sge = kMaxPieces;
+      limits.max_inline = raw.verbs_inline_bytes;
+      limits.rd_atomic = raw.verbs_rd_atomic;
+      limits.responder = 1;
+      limits.spin = raw.verbs_spin;
+      pair = std::make_shared<QueuePair>(ours.card->domain, ours.card->poller.channel(), ours.card->poller.new_id(),
+                                         self, limits, verbs_path(self->domain_->options(), ours), 0);
+      ours.card->poller.add(pair);
+    } catch (const Error& error) {
+      status = error.status();
+    }
+    self->loop_.post([self, connection, pair, permit, status] { self->opened(connection, pair, permit, status); });
+  };
+  if (!domain_->pairs().run(make)) lose(connection, fail(MR_RESOURCE_EXHAUSTED, "no thread for queue pairs"), true);
+}
+
+void VerbsClient::opened(const ConnectionRef& connection, QueuePairRef pair, std::shared_ptr<void> permit,
+                         const Status& status) {
+  if (!is_open(*connection)) {  // given up meanwhile
+    if (pair) domain_->pairs().run([pair] { pair->shut(); });
+    return;
+  }
+  if (!status.ok()) return lose(connection, status, true);
+  connection->pair = std::move(pair);
+  connection->permit = std::move(permit);
+  by_pair_[connection->pair.get()] = connection;
+  connection->state = Connection::offered;
+  connection->known_there = true;
+  const RailPair& path = rails_[connection->rail].path;
+  const VerbsRail& ours = domain_->rails()[connection->rail];
+  VerbsOffer offer;
+  offer.number = connection->number;
+  offer.rail = static_cast<uint32_t>(path.theirs);
+  offer.gid_index = path.gids.theirs.index;
+  offer.server_gid = path.gids.theirs.bytes;
+  offer.gid = path.gids.ours.bytes;
+  offer.lid = ours.lid;
+  offer.global = path.grh;
+  offer.mtu = verbs_path(domain_->options(), ours).mtu;
+  offer.rd_atomic = connection->pair->limits().rd_atomic;
+  offer.end = connection->pair->ours();
+  host_.send_on_loop(kVerbsOffer, offer.encode());
+  set_timer(connection, domain_->options().raw.connect_timeout, "the peer made no queue pair");
+}
+
+void VerbsClient::on_accept(const VerbsAccept& accept) {
+  auto found = connections_.find(accept.number);
+  if (found == connections_.end() || found->second->state != Connection::offered) return;
+  const ConnectionRef connection = found->second;
+  cancel_timer(*connection);
+  if (!accept.status.ok()) {
+    connection->known_there = false;
+    return lose(connection, fail(accept.status.kind, "the peer: " + accept.status.text), true);
+  }
+  connection->state = Connection::connecting;
+  const RailPair& rail = rails_[connection->rail].path;
+  QueuePairPath path = verbs_path(domain_->options(), domain_->rails()[connection->rail]);
+  path.mtu = accept.mtu;
+  path.gid_index = static_cast<uint8_t>(rail.gids.ours.index);
+  path.global = rail.grh;
+  std::memcpy(path.gid.raw, rail.gids.theirs.bytes.data(), rail.gids.theirs.bytes.size());
+  path.lid = rails_[connection->rail].their_lid;
+  const auto connect = [self = shared_from_this(), connection, pair = connection->pair, path, accept] {
+    Status status;
+    try {
+      pair->connect(path, accept.end, accept.rd_atomic);
+    } catch (const Error& error) {
+      status = error.status();
+    }
+    self->loop_.post([self, connection, status] { self->connected(connection, status); });
+  };
+  if (!domain_->pairs().run(connect)) lose(connection, fail(MR_RESOURCE_EXHAUSTED, "no thread for queue pairs"), true);
+}
+
+void VerbsClient::connected(const ConnectionRef& connection, const Status& status) {
+  if (!is_open(*connection)) return;
+  if (!status.ok()) return lose(connection, status, true);
+  connection->state = Connection::probing;
+  set_timer(connection, kProbeTimeout, "nothing comes through to the peer");
+  Work work;
+  work.kind = kProbe;
+  QueuePair::Batch batch(*connection->pair, true);
+  if (batch.has_room()) batch.add(std::move(work), IBV_WR_RDMA_WRITE, {}, 0, 0);
+}
+
+void VerbsClient::up(const ConnectionRef& connection) {
+  cancel_timer(*connection);
+  connection->state = Connection::up;
+  RailState& rail = rails_[connection->rail];
+  rail.failures = 0;
+  rail.down = false;
+  rail.why = {};
+  host_.count("verbs_pairs_opened", 1);
+  {
+    std::lock_guard guard(poll_lock_);
+    polled_.push_back(connection->pair);
+  }
+  choose_route();
+  if (!large_.empty()) open_some(true);
+}
+
+void VerbsClient::set_timer(const ConnectionRef& connection, double seconds, const char* what) {
+  connection->has_timer = true;
+  connection->timer = loop_.at_on_loop(after(seconds), [weak = weak_from_this(), connection, seconds, what] {
+    connection->has_timer = false;
+    if (const auto self = weak.lock())
+      self->lose(connection, fail(MR_PEER_LOST, what + std::string(" within ") + std::to_string(seconds) + " s"), true);
+  });
+}
+
+void VerbsClient::cancel_timer(Connection& connection) {
+  if (std::exchange(connection.has_timer, false)) loop_.cancel_on_loop(connection.timer);
+}
+
+// The first rail that is fit.
+void VerbsClient::choose_route() {
+  if (closed_ || is_blocked() || route_.load() != nullptr) return;
+  for (size_t r = 0; r < rails_.size(); ++r) {
+    if (!may_use(r)) continue;
+    for (const auto& connection : rails_[r].slots) {
+      if (!connection || connection->state != Connection::up) continue;
+      auto known = std::find_if(routes_.begin(), routes_.end(),
+                                [&](const auto& each) { return each->pair == connection->pair; });
+      if (known == routes_.end())
+        known = routes_.insert(known, std::make_unique<Route>(Route{connection->pair, domain_->rails()[r].card.get(),
+                                                                    static_cast<uint32_t>(rails_[r].path.theirs)}));
+      route_.store(known->get());
+      return;
+    }
+  }
+}
+
+// ---- A connection goes ----
+
+void VerbsClient::on_broken(QueuePair& pair) {
+  loop_.run([self = shared_from_this(), ref = pair.shared_from_this()] {
+    auto found = self->by_pair_.find(ref.get());
+    if (found == self->by_pair_.end()) return;
+    const ConnectionRef connection = found->second;
+    const QueuePairFailure cause = ref->failure();
+    self->lose(connection, cause.why, is_rails_fault(cause.status));
+  });
+}
+
+void VerbsClient::lose(const ConnectionRef& connection, Status why, bool blame_rail) {
+  if (!is_open(*connection)) return;
+  const bool was_up = connection->state == Connection::up;
+  cancel_timer(*connection);
+  connection->state = Connection::closing;
+  connection->why = why;
+  RailState& rail = rails_[connection->rail];
+  if (rail.slots[connection->slot] == connection) rail.slots[connection->slot].reset();
+  route_.store(nullptr);
+  ++closing_;
+  if (was_up) {
+    host_.count("verbs_pairs_lost", 1);
+    std::lock_guard guard(poll_lock_);
+    std::erase(polled_, connection->pair);
+  }
+  shut(connection);
+  if (blame_rail) lose_rail(connection->rail, why);
+  if (!closed_)
+    loop_.post([weak = weak_from_this()] {
+      if (const auto self = weak.lock(); self && !self->closed_) self->pump();
+    });
+}
+
+void VerbsClient::lose_rail(size_t index, const Status& why) {
+  RailState& rail = rails_[index];
+  rail.why = why;
+  const double pause = std::min(kLongestPause, kFirstPause * std::exp2(std::min(rail.failures, 20u)));
+  ++rail.failures;
+  rail.retry_at = after(pause);
+  for (const auto& connection : std::vector<ConnectionRef>(rail.slots))
+    if (connection) lose(connection, why, false);
+  if (!closed_) try_later(index);
+}
+
+// In the background: operations take another rail or lane until it has proved to work again.
+void VerbsClient::try_later(size_t rail) {
+  loop_.at_on_loop(rails_[rail].retry_at, [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (!self || self->closed_ || (self->small_.empty() && self->large_.empty())) return;
+    self->open_some(!self->large_.empty());
+    self->pump();
+  });
+}
+
+// By the worker, behind all else that it does for this connection. No thread may hold the route while its queue pair is
+// shut; none can begin to.
+void VerbsClient::shut(const ConnectionRef& connection) {
+  const auto work = [self = shared_from_this(), connection, pair = connection->pair] {
+    while (self->inside_.load() != 0) std::this_thread::yield();
+    if (pair) {
+      pair->shut();
+      self->domain_->rails()[connection->rail].card->poller.remove(pair->id());
+    }
+    self->loop_.post([self, connection] { self->buried(connection); });
+  };
+  if (!domain_->pairs().run(work)) work();
+}
+
+// The card touches nothing of ours for it any more. What it leaves behind goes elsewhere or ends, and nothing of ours
+// is written over there before the peer has destroyed its end too.
+void VerbsClient::buried(const ConnectionRef& connection) {
+  std::vector<Work> left;
+  QueuePairFailure cause;
+  uint64_t first = 0;
+  if (connection->pair) {
+    by_pair_.erase(connection->pair.get());
+    left = connection->pair->take_unfinished(&first);
+    cause = connection->pair->failure();
+  }
+  --closing_;
+  std::vector<VerbsTransferRef> touched;
+  for (size_t i = 0; i < left.size(); ++i) {
+    const bool failed =
+        cause.status != IBV_WC_SUCCESS && cause.status != IBV_WC_WR_FLUSH_ERR && first + i == cause.sequence;
+    if (left[i].kind == kPart) touched.push_back(std::static_pointer_cast<VerbsTransfer>(left[i].owner));
+    resolve(*connection, left[i], failed ? &cause : nullptr);
+  }
+  ghosts_ += connection->ghosts;
+  std::sort(touched.begin(), touched.end());
+  touched.erase(std::unique(touched.begin(), touched.end()), touched.end());
+  for (const auto& transfer : touched) {
+    const bool ours = connection->why.kind == MR_CANCELLED;  // we shut it: that is no reason to give up
+    if (!ours && !transfer->ended && transfer->failure.ok() && ++transfer->setbacks > kMaxSetbacks)
+      transfer->failure = fail(kUnreachable, "verbs: " + std::to_string(transfer->setbacks) +
+                                                 " queue pairs failed under it, lastly: " + connection->why.text);
+    // Another lane must wait for the fence as well.
+    if (transfer->open == 0 && transfer->failure.kind > 0) end(transfer, transfer->failure);
+    if (transfer->has_work() || transfer->failure.kind < 0) enqueue(transfer);
+  }
+  left.clear();
+  connection->pair.reset();
+  connection->permit.reset();
+  if (closed_ || !connection->known_there) {
+    connections_.erase(connection->number);
+  } else {
+    connection->state = Connection::fencing;
+    host_.send_on_loop(kVerbsFence, Writer().put(connection->number).take());
+  }
+  if (closed_) return;
+  // Who comes now finds none, so who may hold one is inside.
+  if (route_.load() == nullptr && inside_.load() == 0) routes_.clear();
+  choose_route();
+  if (!small_.empty() || !large_.empty()) open_some(!large_.empty());
+  pump();
+}
+
+void VerbsClient::on_fenced(uint64_t number) {
+  auto found = connections_.find(number);
+  if (found == connections_.end() || found->second->state != Connection::fencing) return;
+  ghosts_ -= found->second->ghosts;
+  connections_.erase(found);
+  choose_route();
+  pump();
+}
+
+// A request whose end is not known; `cause`: it is the one that failed.
+void VerbsClient::resolve(Connection& connection, Work& work, const QueuePairFailure* cause) {
+  if (work.kind == kProbe) return;
+  if (work.kind != kPart) return resolve_small(connection, work, cause);
+  auto& transfer = *static_cast<VerbsTransfer*>(work.owner.get());
+  --transfer.open;
+  const bool was_refused = cause != nullptr && cause->status == IBV_WC_REM_ACCESS_ERR;
+  if (transfer.is_write() && !was_refused) ++connection.ghosts;
+  if (closed_) {
+    transfer.failure = closed_why_;
+  } else if (was_refused) {
+    on_gone(transfer.op->remote->name.id);  // the owner will say more when it is asked for keys again
+    if (++transfer.access_errors > 1 && transfer.failure.ok()) transfer.failure = refused(*cause);
+    transfer.give_back(work.begin, work.length);
+  } else if (cause != nullptr && is_local_fault(cause->status)) {
+    if (transfer.failure.ok()) transfer.failure = unregistered(*cause);
+  } else {
+    transfer.give_back(work.begin, work.length);
+  }
+}
+
+void VerbsClient::resolve_small(Connection& connection, Work& work, const QueuePairFailure* cause) {
+  Op& op = *work.op;
+  const bool was_refused = cause != nullptr && cause->status == IBV_WC_REM_ACCESS_ERR;
+  const bool changes = op.verb != Verb::read && !was_refused;
+  if (op.verb != Verb::read) op.remote_state = was_refused ? MR_NOT_WRITTEN : MR_UNKNOWN;
+  if (changes) ++connection.ghosts;
+  if (was_refused) on_gone(op.remote->name.id);
+  if (closed_) return end_small(work, closed_why_);
+  if (cause != nullptr && is_local_fault(cause->status)) return end_small(work, unregistered(*cause));
+  if (is_atomic(op.verb)) return end_small(work, was_refused ? refused(*cause) : connection.why);
+  // It begins anew as one that is watched over. Where it is refused again the owner says why.
+  ++op.retries;
+  if (!op.admitted) return end_small(work, fail(kUnreachable, "verbs: " + connection.why.text));
+  if (work.staged != nullptr) work.staging->give_back(std::exchange(work.staged, nullptr));
+  begin(work.op);
+}
+
+// ---- What cards tell ----
+
+void VerbsClient::on_port(size_t rail, bool up) {
+  loop_.run([weak = weak_from_this(), rail, up] {
+    const auto self = weak.lock();
+    if (!self || self->closed_) return;
+    RailState& state = self->rails_[rail];
+    state.down = !up;
+    if (up) state.retry_at = {};
+    self->route_.store(nullptr);
+    self->choose_route();
+    if (up && state.failures > 0 && !state.slots[0]) self->open(rail, 0);
+    self->pump();
+  });
+}
+
+void VerbsClient::on_card_dead(const VerbsCard& card) {
+  loop_.run([weak = weak_from_this(), &card] {
+    const auto self = weak.lock();
+    if (!self || self->closed_) return;
+    for (size_t r = 0; r < self->rails_.size(); ++r) {
+      if (self->domain_->rails()[r].card.get() != &card) continue;
+      self->rails_[r].dead = true;
+      self->lose_rail(r, fail(MR_PEER_LOST, "the card " + card.name() + " has failed"));
+    }
+  });
+}
+
+void VerbsClient::on_pair_event(uint32_t queue_pair, const char* what) {
+  loop_.run([weak = weak_from_this(), queue_pair, what] {
+    const auto self = weak.lock();
+    if (!self) return;
+    for (const auto& [pair, connection] : self->by_pair_)
+      if (pair->number() == queue_pair) {
+        const ConnectionRef found = connection;
+        found->pair->give_up(fail(MR_PEER_LOST, what));
+        return;
+      }
+  });
+}
+
+void VerbsClient::close(const Status& why) {
+  if (std::exchange(closed_, true)) return;
+  closed_why_ = why;
+  route_.store(nullptr);
+  std::vector<ConnectionRef> open;
+  for (const auto& [number, connection] : connections_) open.push_back(connection);
+  for (const auto& connection : open) lose(connection, why, false);
+  for (auto* queue : {&small_, &large_})
+    for (const auto& transfer : std::exchange(*queue, {})) {
+      transfer->queued = false;
+      if (transfer->failure.ok()) transfer->failure = why;
+      settle(transfer);
+    }
+}
+
+}  // namespace mr

@@ -1,0 +1,164 @@
+#include "verbs_server.h"
+
+#include <algorithm>
+#include <cstring>
+
+#include "verbs_devices.h"
+
+namespace mr {
+namespace {
+
+constexpr size_t kMaxPairs = 1024;  // of one peer
+
+}  // namespace
+
+// The peer may be gone when the worker has finished.
+void VerbsServer::send(uint16_t type, Bytes payload) {
+  host_.loop().run([weak = weak_from_this(), type, payload = std::move(payload)]() mutable {
+    const auto self = weak.lock();
+    if (self && !self->closed_) self->host_.send_on_loop(type, std::move(payload));
+  });
+}
+
+void VerbsServer::on_ask() {
+  const auto& rails = domain_->rails();
+  host_.send_on_loop(kVerbsRails, encode_rails(std::vector<RailFace>(rails.begin(), rails.end())));
+}
+
+void VerbsServer::on_offer(const VerbsOffer& offer) {
+  const bool begun = domain_->pairs().run([self = shared_from_this(), offer] {
+    VerbsAccept accept;
+    try {
+      accept = self->make_pair(offer);
+    } catch (const Error& error) {
+      accept.status = error.status();
+    }
+    accept.number = offer.number;
+    self->send(kVerbsAccept, accept.encode());
+  });
+  if (begun) return;
+  VerbsAccept refusal;
+  refusal.number = offer.number;
+  refusal.status = fail(MR_RESOURCE_EXHAUSTED, "there is no thread for queue pairs");
+  host_.send_on_loop(kVerbsAccept, refusal.encode());
+}
+
+VerbsAccept VerbsServer::make_pair(const VerbsOffer& offer) {
+  if (offer.rail >= domain_->rails().size())
+    throw Error(MR_PROTOCOL,
+                "an offer for rail " + std::to_string(offer.rail) + " of " + std::to_string(domain_->rails().size()));
+  const VerbsRail& rail = domain_->rails()[offer.rail];
+  const bool known = std::any_of(rail.gids.begin(), rail.gids.end(), [&](const Gid& gid) {
+    return gid.index == offer.gid_index && gid.bytes == offer.server_gid;
+  });
+  if (offer.global != 0 && !known) throw Error(MR_PROTOCOL, "an offer for an address that " + rail.name() + " lacks");
+  if (const std::string stale = why_stale(*rail.card->context, rail); !stale.empty())
+    throw Error(MR_CONFIG, rail.name() + ": " + stale);
+  Pair pair;
+  pair.permit = domain_->take_pair();
+  VerbsAccept accept;
+  accept.rd_atomic = std::min({std::max(1u, offer.rd_atomic), domain_->options().raw.verbs_rd_atomic,
+                               static_cast<uint32_t>(std::max(0, rail.card->context->attributes().max_qp_rd_atom))});
+  pair.responders = VerbsDomain::take_responders(rail.card, &accept.rd_atomic);
+
+  QueuePairLimits limits;
+  limits.depth = limits.max_sge = 1;  // it only serves
+  limits.rd_atomic = 1;
+  limits.responder = accept.rd_atomic;
+  QueuePairPath path = verbs_path(domain_->options(), rail);
+  path.mtu = accept.mtu = std::min(path.mtu, std::max(256u, offer.mtu));
+  path.global = offer.global != 0;
+  path.gid_index = static_cast<uint8_t>(offer.gid_index);
+  std::memcpy(path.gid.raw, offer.gid.data(), offer.gid.size());
+  path.lid = offer.lid;
+  const bool atomics =
+      domain_->options().raw.verbs_atomics != 0 && rail.card->context->attributes().atomic_cap != IBV_ATOMIC_NONE;
+  const int access = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | (atomics ? int{IBV_ACCESS_REMOTE_ATOMIC} : 0);
+  pair.queue_pair =
+      std::make_shared<QueuePair>(rail.card->domain, rail.card->poller.channel(), rail.card->poller.new_id(),
+                                  std::weak_ptr<QueuePair::Sink>{}, limits, path, access);
+  pair.queue_pair->connect(path, offer.end);
+  accept.end = pair.queue_pair->ours();
+  std::lock_guard guard(lock_);
+  if (pairs_.size() >= kMaxPairs || !pairs_.emplace(offer.number, std::move(pair)).second)
+    throw Error(MR_RESOURCE_EXHAUSTED, std::to_string(pairs_.size()) + " queue pairs of one peer");
+  return accept;
+}
+
+// Behind an offer that is still being worked at. Once destroyed, a queue pair takes no packet any more.
+void VerbsServer::on_fence(uint64_t number) {
+  const auto carry_out = [self = shared_from_this(), number] {
+    std::map<uint64_t, Pair>::node_type gone;
+    {
+      std::lock_guard guard(self->lock_);
+      gone = self->pairs_.extract(number);
+    }
+    if (!gone.empty()) gone.mapped().queue_pair->shut();
+    self->send(kVerbsFenced, Writer().put(number).take());
+  };
+  if (!domain_->pairs().run(carry_out)) carry_out();
+}
+
+void VerbsServer::on_want(const VerbsWant& want) {
+  VerbsKeys refusal;
+  refusal.number = want.number;
+  try {
+    const RegionRef region = host_.regions().find(want.region, want.right);
+    if (want.rail >= domain_->rails().size())
+      throw Error(MR_PROTOCOL, "keys for rail " + std::to_string(want.rail) + " are asked for");
+    const auto grant = domain_->grant(region);
+    if (!grant) throw Error(MR_ACCESS_DENIED, "the region was dropped");
+    if (told_.insert(region->id).second)
+      grant->on_revoked([weak = weak_from_this(), &loop = host_.loop(), id = region->id] {
+        loop.post([weak, id] {
+          const auto self = weak.lock();
+          if (!self || self->closed_ || self->told_.erase(id) == 0) return;
+          self->host_.send_on_loop(kVerbsGone, Writer().put(id).take());
+        });
+      });
+    const bool begun = domain_->memory_worker()->run([self = shared_from_this(), want, region] {
+      VerbsKeys keys;
+      try {
+        keys = self->make_keys(want, region);
+      } catch (const Error& error) {
+        keys.status = error.status();
+      }
+      keys.number = want.number;
+      self->send(kVerbsKeys, keys.encode());
+    });
+    if (begun) return;
+    throw Error(MR_REGISTRATION, "there is no thread to register memory");
+  } catch (const Error& error) {
+    refusal.status = error.status();
+  }
+  host_.send_on_loop(kVerbsKeys, refusal.encode());
+}
+
+VerbsKeys VerbsServer::make_keys(const VerbsWant& want, const RegionRef& region) {
+  const auto grant = domain_->grant(region);
+  if (!grant) throw Error(MR_ACCESS_DENIED, "the region was dropped");
+  const VerbsCard& card = *domain_->rails()[want.rail].card;
+  const RegistrationRef registration = grant->get(card.domain);
+  VerbsKeys keys;
+  keys.base = registration->base();
+  keys.size = registration->size();
+  keys.piece_bytes = registration->piece_bytes();
+  keys.rkeys = registration->rkeys();
+  keys.atomics = grant->atomics() && card.context->attributes().atomic_cap != IBV_ATOMIC_NONE;
+  return keys;
+}
+
+void VerbsServer::close() {
+  if (std::exchange(closed_, true)) return;
+  const auto clear = [self = shared_from_this()] {
+    std::map<uint64_t, Pair> gone;
+    {
+      std::lock_guard guard(self->lock_);
+      gone.swap(self->pairs_);
+    }
+    for (auto& [number, pair] : gone) pair.queue_pair->shut();
+  };
+  if (!domain_->pairs().run(clear)) clear();
+}
+
+}  // namespace mr
