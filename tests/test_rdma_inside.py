@@ -53,7 +53,8 @@ def test_inside(cases: dict[str, list[ElementTree.Element]], function: str) -> N
         for case in cases[function]
         for trouble in (*case.iter("failure"), *case.iter("error"))
     ]
-    assert not troubles, "in the machine:\n" + "\n".join(troubles)
+    if troubles:
+        pytest.fail("in the machine:\n" + "\n".join(troubles), pytrace=False)
     skipped = [case.find("skipped") for case in cases[function]]
     if all(why is not None for why in skipped):
         pytest.skip(f"in the machine: {skipped[0].attrib['message']}")

@@ -1,0 +1,102 @@
+"""compare.py DEVICE ROUNDS: transport_bench beside perftest on one device of this machine, taking turns.
+
+Prints one JSON line: for each kind and size the figures of both, bytes per second or seconds, and the median of the
+rounds' ratios (ours to theirs).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+
+BENCH = os.path.join(os.environ["RDMA_VM_PROGRAMS"], "..", "transport_bench")
+READY = 5.0  # seconds for perftest's server
+
+
+@dataclass(frozen=True)
+class Figure:
+    measure: str  # "latency" or "bandwidth"
+    op: str
+    size: int
+    count: int  # operations of each side and round
+    depth: int = 1
+
+    def __str__(self) -> str:
+        return f"{self.measure} {self.op} {self.size}"
+
+
+KiB, MiB = 1 << 10, 1 << 20
+FIGURES = [
+    Figure("latency", "read", 8, 1000),
+    Figure("latency", "write", 8, 1000),
+    *(
+        Figure("bandwidth", op, size, count, depth)
+        for op in ("read", "write")
+        for size, count, depth in ((64 * KiB, 400, 16), (MiB, 30, 8), (16 * MiB, 5, 2))
+    ),
+]
+
+
+def theirs(figure: Figure, device: str, address: str) -> float:
+    """perftest's own figure: its average bandwidth, or its median ("typical") latency."""
+    tool = f"ib_{figure.op}_{'lat' if figure.measure == 'latency' else 'bw'}"
+    command = [tool, "-d", device, "-F", "-s", str(figure.size), "-n", str(figure.count)]
+    if figure.measure == "bandwidth":
+        command += ["-t", str(max(figure.depth, 2))]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
+        try:
+            output = _client([*command, address])
+        finally:
+            server.kill()
+    row = next(
+        line.split() for line in output.splitlines() if line.split()[:2] == [str(figure.size), str(figure.count)]
+    )
+    return float(row[4]) * 1e-6 if figure.measure == "latency" else float(row[3]) * 1e6
+
+
+def _client(command: list[str]) -> str:
+    """The output; tried again while the server does not listen yet."""
+    deadline = time.monotonic() + READY
+    while True:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        if done.returncode == 0:
+            return done.stdout
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"{' '.join(command)}: {done.stdout}{done.stderr}")
+        time.sleep(0.1)
+
+
+def ours(figure: Figure, device: str) -> float:
+    command = [
+        BENCH, "--local", "--lane", "verbs", "--devices", device, "--op", figure.op, "--sizes", str(figure.size),
+        "--measure", figure.measure, "--iters", str(figure.count), "--rounds", "1", "--depth", str(figure.depth),
+        "--json",
+    ]  # fmt: skip
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)}: {done.stdout}{done.stderr}")
+    row = json.loads(done.stdout)["figures"][0]
+    return float(row["p50"] if figure.measure == "latency" else row["bytes_per_second"])
+
+
+def main(device: str, rounds: int) -> None:
+    address = f"10.9.{device[-1]}.{os.environ['RDMA_VM_NUMBER']}"
+    out = {}
+    for figure in FIGURES:
+        pairs = [(ours(figure, device), theirs(figure, device, address)) for _ in range(rounds)]
+        out[str(figure)] = {
+            "ours": statistics.median(a for a, _ in pairs),
+            "perftest": statistics.median(b for _, b in pairs),
+            "ratio": statistics.median(a / b for a, b in pairs),
+        }
+        print(figure, out[str(figure)], file=sys.stderr, flush=True)
+    print(json.dumps(out), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], int(sys.argv[2]))
