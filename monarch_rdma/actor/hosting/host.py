@@ -248,6 +248,8 @@ class HostAgent(Actor):
             templates, self._templates = list(self._templates.values()), {}
             for child in self._children.values():
                 child.is_wanted = False
+        for template in templates:  # side by side
+            template.begin_close(_GRACE)
         for template in templates:
             template.close(_GRACE)
 
@@ -275,6 +277,8 @@ class HostAgent(Actor):
         with self._lock:
             here = self._clients | {child.client for child in self._children.values()} | set(+self._spawning)
             templates = [self._templates.pop(key) for key in list(self._templates) if key[2] not in here]
+        for template in templates:  # side by side
+            template.begin_close(_GRACE)
         for template in templates:
             template.close(_GRACE)
 

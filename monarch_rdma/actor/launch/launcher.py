@@ -214,6 +214,13 @@ class Template:
 
         All that they printed has been handed on when this returns. Does nothing the second time, nor in a fork.
         """
+        if os.getpid() == self._owner:
+            self.begin_close(timeout)
+            if threading.current_thread() is not self._thread:
+                self._join(timeout + 1)
+
+    def begin_close(self, timeout: float = 2.0) -> None:
+        """The first half of close: does not wait."""
         if os.getpid() != self._owner:
             return
         with self._changed:
@@ -229,8 +236,6 @@ class Template:
                     self.process.kill()
             except (template.Disconnected, TransferTimeout):
                 self.process.kill()
-        if threading.current_thread() is not self._thread:
-            self._join(timeout + 1)
 
     def _join(self, timeout: float) -> None:
         self._thread.join(timeout)

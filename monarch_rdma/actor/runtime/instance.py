@@ -267,7 +267,7 @@ class Instance:
         except _Ended as ended:
             try:
                 finish_coroutine(self._cleanup(ended.error))
-            except Exception as error:
+            except BaseException as error:  # SystemExit too is no more than this actor's failure
                 raise _Ended(error) from error
             raise
 
@@ -285,7 +285,7 @@ class Instance:
                 cleaned = self._cleanup(ended.error)
                 if cleaned is not None:
                     await cleaned
-            except Exception as error:
+            except BaseException as error:
                 raise _Ended(error) from error
             raise
 
@@ -313,7 +313,7 @@ class Instance:
             self._ended = f"it failed: {_one_line(error)}"
         reason = f"its owner {self.name} has ended"
         threading.Thread(target=self.owned.stop, args=(reason,), name=f"end of {self.name}", daemon=True).start()
-        self._proc.receivers[self._number] = Tombstone(self._proc, self.name, self._ended)
+        self._proc.bury(self._number, Tombstone(self._proc, self.name, self._ended))
         self._refuse_rest()
         if self._last is not None:
             self._answer(self._last, None) if error is None else self._answer_failure(self._last, error)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import heapq
 import itertools
 import logging
 import os
@@ -16,6 +15,7 @@ import secrets
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
@@ -35,6 +35,7 @@ from .fetcher import Fetcher
 from .message import Frame
 from .owned import Owned
 from .route import Route
+from .timers import Timers
 from .transmission import Transmission
 from .tree import on_cast
 
@@ -48,6 +49,7 @@ _log = logging.getLogger("monarch_rdma.actor")
 AGENT = 1  # the number of each process's agent
 _numbers = itertools.count(16)  # also across a close: a late answer must not meet another call
 _MOST_LOST = 4096  # lost processes that are remembered; of others the engine says so again
+_MOST_BURIED = 4096  # tombstones; of older ones it is only known that there is no such actor
 _UNWATCH_AFTER = 10.0  # seconds without anything pending
 _REPLY_TIMEOUT = 60.0  # seconds that the receiver of an answer may take no frames
 
@@ -59,36 +61,6 @@ class Receiver(Protocol):
 
     def on_lost(self, address: str, error: SupervisionError) -> None:
         """A process that this receiver waits for is gone; called once for each (see Proc.expect)."""
-
-
-class Timers:
-    """Deadlines of calls, looked after by the receiving thread."""
-
-    def __init__(self, wake: Callable[[], None]) -> None:
-        self._heap: list[tuple[float, int, Callable[[], None]]] = []
-        self._order = itertools.count()
-        self._lock = threading.Lock()
-        self._wake = wake
-
-    def at(self, when: float, action: Callable[[], None]) -> None:
-        with self._lock:
-            entry = (when, next(self._order), action)
-            heapq.heappush(self._heap, entry)
-            is_first = self._heap[0] is entry
-        if is_first:
-            self._wake()
-
-    def run_due(self) -> float | None:
-        """Seconds until the next one."""
-        while True:
-            with self._lock:
-                if not self._heap:
-                    return None
-                left = self._heap[0][0] - time.monotonic()
-                if left > 0:
-                    return left
-                _, _, action = heapq.heappop(self._heap)
-            action()
 
 
 class Proc:
@@ -113,6 +85,7 @@ class Proc:
         self.fetcher = Fetcher(self)
         self._is_ending = False
         self._closing = False
+        self._buried: deque[int] = deque()
         self._casts: dict[tuple[str, int], int] = {}  # see on_cast
         self._at_close: list[Callable[[], None]] = []
         root = Root(self)
@@ -133,6 +106,13 @@ class Proc:
             number = next(_numbers)
         self.receivers[number] = receiver
         return number
+
+    def bury(self, number: int, tombstone: Receiver) -> None:
+        """An actor has ended: the tombstone answers in its place, for as long as one of so many."""
+        self.receivers[number] = tombstone
+        self._buried.append(number)
+        while len(self._buried) > _MOST_BURIED:
+            self.receivers.pop(self._buried.popleft(), None)
 
     def forget(self, number: int) -> bool:
         """Whether it was still there: one of several who would settle it gets True."""

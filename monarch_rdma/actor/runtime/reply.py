@@ -15,6 +15,7 @@ from ..value_mesh import ValueMesh
 from . import message
 from .collect import pieces_of
 from .message import Frame
+from .timers import Timer
 
 if TYPE_CHECKING:
     from .proc import Proc
@@ -61,6 +62,7 @@ class Waiting:
         self.routes = routes
         self.what = what
         self.timeout: float | None = None
+        self._timer: Timer | None = None
         self.accept = "pickle"  # or "safe"
         self._holders: dict[str, set[int]] = {}  # ranks whose response port is in that process
         self.number = proc.register(self)
@@ -103,7 +105,7 @@ class Waiting:
 
     def expire_at(self, deadline: float, timeout: float) -> None:
         self.timeout = timeout
-        self.proc.timers.at(deadline, lambda: self._expire(timeout))
+        self._timer = self.proc.timers.at(deadline, lambda: self._expire(timeout))
 
     def _expire(self, timeout: float) -> None:
         if self.number in self.proc.receivers:
@@ -127,6 +129,8 @@ class Waiting:
         """Takes the number back; False where that was done already."""
         if not self.proc.forget(self.number):
             return False
+        if self._timer is not None:
+            self._timer.cancel()
         for route in self.routes:
             self.proc.fulfil(self.number, route.address)
         for holder in list(self._holders):
