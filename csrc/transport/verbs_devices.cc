@@ -4,13 +4,15 @@
 #include <cstdlib>
 #include <filesystem>
 
+#include <fcntl.h>
 #include <net/if.h>
+#include <unistd.h>
 
 namespace mr {
 namespace {
 
 struct Listed {
-  std::string name;
+  std::string name, file;
   Transport transport;
 };
 
@@ -27,7 +29,9 @@ std::vector<Listed> list_devices(const Verbs& verbs) {
     throw Error(verbs_failure(MR_RESOURCE_EXHAUSTED, "ibv_get_device_list", "all devices", errno));
   }
   std::vector<Listed> out;
-  for (int i = 0; i < count; ++i) out.push_back({verbs.get_device_name(list[i]), transport_of(*list[i])});
+  for (int i = 0; i < count; ++i)
+    out.push_back(
+        {verbs.get_device_name(list[i]), std::string("/dev/infiniband/") + list[i]->dev_name, transport_of(*list[i])});
   verbs.free_device_list(list);
   return out;
 }
@@ -177,11 +181,11 @@ void read_limits(const VerbsContext& context, DeviceFacts& device) {
       (attr.device_cap_flags & (IBV_DEVICE_MEM_WINDOW_TYPE_2A | IBV_DEVICE_MEM_WINDOW_TYPE_2B)) != 0;
 }
 
-std::string why_closed(const Status& failure) {
-  std::string why = failure.text;
-  if (failure.sys_errno == EACCES || failure.sys_errno == EPERM || failure.sys_errno == ENOENT)
-    why += "; may this process use /dev/infiniband? (in a container: docker run --device=/dev/infiniband)";
-  return why;
+// libibverbs looks for the device elsewhere when it may not open its file, and then tells of that.
+std::string why_closed(const Status& failure, const std::string& file) {
+  if (::faccessat(AT_FDCWD, file.c_str(), R_OK | W_OK, AT_EACCESS) == 0) return failure.text;
+  return failure.text + "; " + file + ": " + std::strerror(errno) +
+         " (in a container: docker run --device=/dev/infiniband)";
 }
 
 DeviceFacts read_device(const Verbs& verbs, const Listed& listed, const Topology& topology) {
@@ -200,7 +204,7 @@ DeviceFacts read_device(const Verbs& verbs, const Listed& listed, const Topology
       read_port({*context, topology, device.ports[i].number}, device.ports[i]);
     }
   } catch (const Error& failure) {
-    device.problem = why_closed(failure.status());
+    device.problem = why_closed(failure.status(), listed.file);
   }
   return device;
 }

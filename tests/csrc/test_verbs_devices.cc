@@ -32,6 +32,7 @@ struct RecordedCard : ibv_device {
     transport_type = transport;
     node_type = node;
     std::snprintf(name, sizeof name, "%s", card.c_str());
+    std::snprintf(dev_name, sizeof dev_name, "uverbs_of_%.40s", card.c_str());
     attr.max_qp = 131072;
     attr.max_sge = 30;
     attr.max_qp_rd_atom = 16;
@@ -291,7 +292,8 @@ TEST(a_container_without_the_device_files) {
   const auto choice = choose_rails(read_devices(verbs, Topology(recorded.tree.root())), {});
   CHECK(choice.rails.empty());
   CHECK(contains(choice.why_none(), "rxe0: ibv_open_device of rxe0: Permission denied"));
-  CHECK(contains(choice.why_none(), "docker run --device=/dev/infiniband"));
+  CHECK(
+      contains(choice.why_none(), "/dev/infiniband/uverbs_of_rxe0: No such file or directory (in a container: docker"));
   CHECK(contains(choice.why_none(), "rxe1: ibv_query_port of rxe1 port 1: Input/output error"));
   CHECK_EQ(contexts, 0);
 }
