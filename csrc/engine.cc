@@ -5,6 +5,7 @@
 #include <cmath>
 #include <new>
 
+#include "transport/lanes.h"
 #include "transport/node.h"
 #ifdef MR_VERBS
 #include "transport/verbs_describe.h"
@@ -15,14 +16,6 @@ namespace {
 
 constexpr uint32_t kProtocolVersion = 1;
 const char kVersion[] = "0.1.0";
-
-const std::vector<Home::LaneType>& lane_types() {
-  static const std::vector<Home::LaneType> types = {
-      {"shm", kShmOffer, MR_LANE_SHM, make_shm},
-      {"tcp", kTcpFence, MR_LANE_TCP, make_tcp},
-  };
-  return types;
-}
 
 void put_text(char* out, size_t capacity, const std::string& text) {
   const size_t length = std::min(text.size(), capacity - 1);
@@ -78,6 +71,7 @@ using namespace mr;
 
 struct mr_engine {
   std::shared_ptr<Node> node;
+  std::shared_ptr<MemoryKeeper> keeper;
 };
 
 struct mr_region {
@@ -170,6 +164,25 @@ void start_atomic(mr_remote* remote, Verb verb, uint64_t offset, uint64_t a, uin
   hand_out(op, out);
 }
 
+// The memory of a region stays at least until the region is dropped.
+struct KeptUntilDrop : Grant {
+  KeptUntilDrop(std::shared_ptr<MemoryKeeper> keeper, const Region& region)
+      : keeper(std::move(keeper)), base(region.base), size(region.size) {
+    this->keeper->keep(base, size);
+  }
+  bool revoke() override {
+    keeper->forget(base, size);
+    return true;
+  }
+  const std::shared_ptr<MemoryKeeper> keeper;
+  const void* const base;
+  const uint64_t size;
+};
+
+void keep_until_drop(const std::shared_ptr<MemoryKeeper>& keeper, const RegionRef& region) {
+  region->grant("kept", [&] { return std::make_shared<KeptUntilDrop>(keeper, *region); });
+}
+
 // An operation that needs no region: connect, watch, lookup.
 OpRef start_plain(Node& node, const char* address, Verb verb, double timeout, std::string name = {}) {
   node.check_usable();
@@ -195,7 +208,11 @@ uint32_t mr_protocol_version(void) { return kProtocolVersion; }
 void mr_options_default(mr_options* options) { *options = Options::defaults(); }
 
 int mr_engine_create(const mr_options* options, mr_engine** engine, mr_error* error) {
-  return guarded(error, [&] { *engine = new mr_engine{Node::create(Options::from(*options), lane_types())}; });
+  return guarded(error, [&] {
+    Options checked = Options::from(*options);
+    Lanes lanes = make_lanes(checked);
+    *engine = new mr_engine{Node::create(std::move(checked), std::move(lanes.types)), std::move(lanes.keeper)};
+  });
 }
 
 void mr_engine_close(mr_engine* engine) {
@@ -226,7 +243,19 @@ int mr_region_create(mr_engine* engine, void* address, uint64_t size, uint32_t a
   return guarded(error, [&] {
     engine->node->check_usable();
     *region = new mr_region{engine->node, engine->node->regions().create(address, size, access)};
+    if (engine->keeper) keep_until_drop(engine->keeper, (*region)->region);
   });
+}
+
+int mr_memory_keep(mr_engine* engine, const void* address, uint64_t size, mr_error* error) {
+  return guarded(error, [&] {
+    engine->node->check_usable();
+    if (engine->keeper) engine->keeper->keep(address, size);
+  });
+}
+
+void mr_memory_forget(mr_engine* engine, const void* address, uint64_t size) {
+  if (engine->keeper && engine->node->is_ours()) engine->keeper->forget(address, size);
 }
 
 uint64_t mr_region_descriptor(mr_region* region, uint8_t* out, uint64_t capacity) {
@@ -283,7 +312,7 @@ const char* mr_remote_owner(mr_remote* remote) { return remote->region->owner.c_
 uint64_t mr_remote_incarnation(mr_remote* remote) { return remote->region->incarnation; }
 
 const char* mr_remote_lane(mr_remote* remote, double timeout, mr_error* error) {
-  static const char* const known[] = {"local", "shm-mapped", "shm-process_vm", "tcp"};
+  static const char* const known[] = {"local", "shm-mapped", "shm-process_vm", "verbs", "tcp"};
   const char* out = "";
   guarded(error, [&] {
     const auto op = make_op(Verb::connect, timeout);

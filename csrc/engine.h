@@ -130,7 +130,7 @@ typedef struct {
   uint64_t bytes;
   uint64_t value;    /* the old value, for atomics */
   double seconds;    /* from submission to completion */
-  char lane[16];     /* "shm-mapped", "shm-process_vm", "local", "tcp", "" */
+  char lane[16];     /* "shm-mapped", "shm-process_vm", "local", "verbs", "tcp", "" */
   char skipped[256]; /* why better lanes were not used */
   char message[1024];
 } mr_result;
@@ -154,6 +154,12 @@ void* mr_shared_alloc(mr_engine* engine, uint64_t size, mr_error* error);
 /* Unmaps. Regions on it must be dropped first (MR_CONFIG otherwise). Peers that still map it keep the pages, not access
  * to ours. */
 int mr_shared_free(mr_engine* engine, void* address, mr_error* error);
+
+/* Promises that [address, address + size) stays mapped to the same pages until it is forgotten, so that cards may keep
+ * it registered between operations (option verbs_cache_bytes). Memory of regions is kept until they are dropped. */
+int mr_memory_keep(mr_engine* engine, const void* address, uint64_t size, mr_error* error);
+/* Before the memory is freed; as often as it was kept. */
+void mr_memory_forget(mr_engine* engine, const void* address, uint64_t size);
 
 /* Makes [address, address + size) reachable. The caller keeps the memory alive until the drop has completed. */
 int mr_region_create(mr_engine* engine, void* address, uint64_t size, uint32_t access, mr_region** region,

@@ -112,9 +112,9 @@ Options Options::from(const mr_options& raw) {
   out.advertise_host = text(raw.advertise_host);
   if (raw.secret != nullptr) out.secret = Secret({raw.secret, raw.secret_len});
   out.lanes = split(text(raw.lanes));
-  demand(!out.lanes.empty(), "lanes", text(raw.lanes), "must name at least one of shm, tcp");
+  demand(!out.lanes.empty(), "lanes", text(raw.lanes), "must name at least one of shm, verbs, tcp");
   for (const auto& lane : out.lanes)
-    demand(lane == "shm" || lane == "tcp", "lanes", text(raw.lanes), "knows shm and tcp");
+    demand(lane == "shm" || lane == "verbs" || lane == "tcp", "lanes", text(raw.lanes), "knows shm, verbs and tcp");
   demand(raw.port_min <= raw.port_max && raw.port_max <= 65535, "port_min..port_max",
          std::to_string(raw.port_min) + ".." + std::to_string(raw.port_max), "must be a range of TCP ports");
   demand(raw.ip_family == 0 || raw.ip_family == 4 || raw.ip_family == 6, "ip_family", std::to_string(raw.ip_family),

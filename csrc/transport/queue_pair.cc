@@ -172,7 +172,7 @@ void QueuePair::shut() {
 }
 
 void QueuePair::destroy() {
-  if (qp_ != nullptr) (void)verbs_.destroy_qp(std::exchange(qp_, nullptr));
+  if (qp_ != nullptr && domain_->context()->is_ours()) (void)verbs_.destroy_qp(std::exchange(qp_, nullptr));
   cq_.reset();
 }
 

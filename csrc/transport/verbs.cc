@@ -183,7 +183,7 @@ std::shared_ptr<VerbsContext> VerbsContext::open(const Verbs& verbs, const std::
 }
 
 VerbsContext::VerbsContext(const Verbs& verbs, ibv_context* context, std::string name)
-    : verbs_(verbs), context_(context), name_(std::move(name)) {
+    : verbs_(verbs), context_(context), name_(std::move(name)), pid_(this_pid()) {
   if (const int error = verbs.query_device(context, &attributes_); error != 0) {
     (void)verbs.close_device(context);
     throw Error(verbs_failure(MR_CONFIG, "ibv_query_device", name_, error));
@@ -195,7 +195,9 @@ VerbsContext::VerbsContext(const Verbs& verbs, ibv_context* context, std::string
                       (extended.odp_caps.per_transport_caps.rc_odp_caps & kWanted) == kWanted;
 }
 
-VerbsContext::~VerbsContext() { (void)verbs_.close_device(context_); }
+VerbsContext::~VerbsContext() {
+  if (is_ours()) (void)verbs_.close_device(context_);
+}
 
 ProtectionDomain::ProtectionDomain(const VerbsContextRef& context)
     : VerbsChild(context, context->verbs().alloc_pd(context->get())) {

@@ -8,6 +8,7 @@
 #include <string>
 
 #include "../base/error.h"
+#include "../base/fd.h"
 
 // Macros of the header that would put calls past the table.
 #undef ibv_query_port
@@ -86,6 +87,8 @@ class VerbsContext {
   const std::string& name() const { return name_; }
   const ibv_device_attr& attributes() const { return attributes_; }
   bool has_on_demand_paging() const { return on_demand_paging_; }  // of RC reads and writes
+  // A forked child has the parent's descriptors: what it destroyed would be the parent's.
+  bool is_ours() const { return is_this_process(pid_); }
 
  private:
   VerbsContext(const Verbs& verbs, ibv_context* context, std::string name);
@@ -93,6 +96,7 @@ class VerbsContext {
   const Verbs& verbs_;
   ibv_context* const context_;
   const std::string name_;
+  const int pid_;
   ibv_device_attr attributes_{};
   bool on_demand_paging_ = false;
 };
@@ -110,7 +114,7 @@ class VerbsChild {
   // 0, or the errno of the failure. Once.
   int destroy() {
     T* const raw = std::exchange(raw_, nullptr);
-    return raw == nullptr ? 0 : (verbs().*Destroy)(raw);
+    return raw == nullptr || !context_->is_ours() ? 0 : (verbs().*Destroy)(raw);
   }
   T* get() const { return raw_; }
   const Verbs& verbs() const { return context_->verbs(); }

@@ -64,7 +64,7 @@ std::shared_ptr<VerbsDomain> VerbsDomain::open(const Verbs& verbs, const Options
   return nullptr;
 }
 
-void VerbsDomain::close() {
+void VerbsDomain::close() {  // in a forked child the threads are let go of, and nothing else
   pairs_worker_->close();
   for (auto& [name, card] : cards_) card->memory.clear();
   memory_worker_->close();

@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "lanes.h"
 #include "options.h"
 #include "rails.h"
 #include "verbs_memory.h"
@@ -55,7 +56,7 @@ class VerbsListener {
   ~VerbsListener() = default;
 };
 
-class VerbsDomain : public std::enable_shared_from_this<VerbsDomain> {
+class VerbsDomain : public MemoryKeeper, public std::enable_shared_from_this<VerbsDomain> {
  public:
   // Null where this host has nothing to offer, and then *why tells; throws where an option can't be honoured.
   static std::shared_ptr<VerbsDomain> open(const Verbs& verbs, const Options& options, std::string* why);
@@ -68,9 +69,9 @@ class VerbsDomain : public std::enable_shared_from_this<VerbsDomain> {
   Worker& pairs() { return *pairs_worker_; }
   const std::shared_ptr<Worker>& memory_worker() { return memory_worker_; }
 
-  // See mr_memory_keep.
-  void keep(const void* address, uint64_t size);
-  void forget(const void* address, uint64_t size);
+  // MemoryKeeper
+  void keep(const void* address, uint64_t size) override;
+  void forget(const void* address, uint64_t size) override;
   std::shared_ptr<RegionGrant> grant(const RegionRef& region);
 
   // Within option verbs_max_queue_pairs; throws MR_RESOURCE_EXHAUSTED.
