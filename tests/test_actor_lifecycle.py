@@ -74,8 +74,17 @@ class AsyncMortal(Actor):
 
 
 class BadEnd(Actor):
+    def __init__(self, kind: type[BaseException] = LookupError) -> None:
+        self.kind = kind
+
     def __cleanup__(self, error: BaseException | None) -> None:
-        raise LookupError("in cleanup")
+        raise self.kind("in cleanup")
+
+
+class AsyncBadEnd(BadEnd):
+    @endpoint
+    async def be_async(self) -> None:
+        """Gives the actor an event loop."""
 
 
 def exists(pid: int) -> bool:
@@ -133,10 +142,15 @@ def test_cleanup_is_told_of_a_failure(procs: ProcMesh, faults: Faults) -> None:
     faults.next()
 
 
-def test_a_failing_cleanup_is_a_failure_of_the_actor(procs: ProcMesh, faults: Faults) -> None:
-    mesh = procs.slice(gpus=0).spawn("bad end", BadEnd)
+@pytest.mark.parametrize("cls", [BadEnd, AsyncBadEnd])
+@pytest.mark.parametrize("kind", [LookupError, SystemExit, KeyboardInterrupt])
+def test_a_failing_cleanup_is_a_failure_of_the_actor(
+    procs: ProcMesh, faults: Faults, cls: Any, kind: type[BaseException]
+) -> None:
+    mesh = procs.slice(gpus=0).spawn("bad end", cls, kind)
     stopping = mesh.stop()
-    assert "in cleanup" in faults.next().report()
+    report = faults.next().report()
+    assert f"{kind.__name__}: in cleanup" in report and "_Ended" not in report, report
     stopping.exception(LIMIT)
 
 
@@ -288,7 +302,20 @@ def test_a_client_that_ends_while_processes_come_up_ends_them(number: signal.Sig
         process.wait(LIMIT)
 
 
-def test_a_failure_that_nobody_handles_ends_a_program_that_sleeps() -> None:
-    ended = subprocess.run([sys.executable, PROGRAMS / "sleeps.py"], capture_output=True, text=True, timeout=LIMIT)
+def test_a_call_while_the_interpreter_shuts_down_fails_with_a_sentence() -> None:
+    command = [sys.executable, PROGRAMS / "called_too_late.py"]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=True)
+    assert "ConfigError: the interpreter is shutting down" in ended.stdout and not ended.stderr
+
+
+@pytest.mark.parametrize("of_sigint", [signal.default_int_handler, signal.SIG_IGN])
+def test_a_failure_that_nobody_handles_ends_a_program_that_sleeps(of_sigint: Any) -> None:
+    """Also one that ignores SIGINT, as those do that a shell starts in the background."""
+    before = signal.signal(signal.SIGINT, of_sigint)
+    try:
+        command = [sys.executable, PROGRAMS / "sleeps.py"]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended.returncode not in (0, 3)
     assert "nothing handles this failure" in ended.stderr and "RuntimeError: stumbled" in ended.stderr

@@ -120,4 +120,6 @@ def unhandled(failures: Sequence[MeshFailure]) -> None:
             _log.exception("unhandled_fault_hook failed")
         if threading.current_thread() is threading.main_thread():
             raise
-        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)  # wakes it from any wait
+        # It wakes the main thread from any wait. Shells start jobs in the background with SIGINT ignored.
+        number = signal.SIGTERM if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else signal.SIGINT
+        signal.pthread_kill(threading.main_thread().ident or 0, number)

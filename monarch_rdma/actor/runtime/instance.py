@@ -62,6 +62,13 @@ class _Ended(BaseException):
         self.error = error
 
 
+def _ended_badly(why: BaseException | None, error: BaseException) -> _Ended:
+    """The end of an actor whose `__cleanup__` failed, SystemExit included; `why` it ended is told too."""
+    if error.__context__ is None:
+        error.__context__ = why
+    return _Ended(error)
+
+
 class Instance:
     """One actor in this process. Its public names are what users see as `context().actor_instance`."""
 
@@ -265,11 +272,12 @@ class Instance:
                 if self._is_work(frame):
                     self._run(frame)
         except _Ended as ended:
-            try:
-                finish_coroutine(self._cleanup(ended.error))
-            except BaseException as error:  # SystemExit too is no more than this actor's failure
-                raise _Ended(error) from error
-            raise
+            why = ended.error
+        try:
+            finish_coroutine(self._cleanup(why))
+        except BaseException as error:
+            raise _ended_badly(why, error) from error
+        raise _Ended(why)
 
     async def _live_async(self, first: Frame) -> None:
         self._loop, self._driver = asyncio.get_running_loop(), asyncio.current_task()
@@ -280,14 +288,15 @@ class Instance:
                 if self._is_work(frame):
                     await self._run_or_start(frame)
         except _Ended as ended:
-            await self._cancel_tasks()
-            try:
-                cleaned = self._cleanup(ended.error)
-                if cleaned is not None:
-                    await cleaned
-            except BaseException as error:
-                raise _Ended(error) from error
-            raise
+            why = ended.error
+        await self._cancel_tasks()
+        try:
+            cleaned = self._cleanup(why)
+            if cleaned is not None:
+                await cleaned
+        except BaseException as error:
+            raise _ended_badly(why, error) from error
+        raise _Ended(why)
 
     async def _cancel_tasks(self) -> None:
         """What runs of concurrent endpoints ends with the actor; who waits for an answer is told."""

@@ -12,6 +12,7 @@ import itertools
 import logging
 import os
 import secrets
+import sys
 import threading
 import time
 import weakref
@@ -420,6 +421,8 @@ def current_proc() -> Proc:
 
 def _make_current() -> Proc:
     global _current
+    if sys.is_finalizing():  # a thread that is started now never runs
+        raise ConfigError("the interpreter is shutting down; no actor can be reached any more")
     with _making:
         if _current is None:
             engine = default_engine()
