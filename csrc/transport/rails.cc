@@ -261,12 +261,12 @@ RailChoice choose_rails(const std::vector<DeviceFacts>& devices, const RailOptio
   std::vector<Candidate> candidates;
   for (const auto& device : devices) {
     if (device.transport != Transport::reliable) {
-      choice.verdicts.push_back({device.name, 0, -1, why_not_reliable(device), true});
+      choice.verdicts.push_back({device.name, 0, false, why_not_reliable(device), true});
       continue;
     }
     if (device.ports.empty())
       choice.verdicts.push_back(
-          {device.name, 0, -1, device.problem.empty() ? "it has no port" : device.problem, false});
+          {device.name, 0, false, device.problem.empty() ? "it has no port" : device.problem, false});
     for (const auto& port : device.ports) {
       const size_t pattern = place_in_list(patterns, device.name, port.number);
       candidates.push_back({&device, &port, pattern, {}, {}, false, pattern == patterns.size() && !patterns.empty()});
@@ -279,8 +279,7 @@ RailChoice choose_rails(const std::vector<DeviceFacts>& devices, const RailOptio
   choice.status = check_patterns(devices, patterns, options);
   for (auto& one : candidates) {
     const bool used = one.usable && choice.status.ok();
-    choice.verdicts.push_back({one.device->name, one.port->number, used ? static_cast<int>(choice.rails.size()) : -1,
-                               one.reason, one.left_out});
+    choice.verdicts.push_back({one.device->name, one.port->number, used, one.reason, one.left_out});
     if (used) choice.rails.push_back(std::move(one.rail));
   }
   const auto lacks_entry = [](const Candidate& one) { return one.lacks_entry; };
@@ -330,15 +329,10 @@ std::vector<std::optional<RailPair>> pair_rails(const std::vector<RailFace>& our
   return pairs;
 }
 
-std::vector<size_t> nearest_rails(const std::vector<Rail>& rails, const Place& place, const Topology& topology) {
-  std::vector<size_t> nearest;
-  Distance best = Distance::unknown;
-  for (size_t i = 0; i < rails.size(); ++i) {
-    const Distance distance = topology.between(rails[i].place, place);
-    if (distance < best) best = distance, nearest.clear();
-    if (distance == best) nearest.push_back(i);
-  }
-  return nearest;
+void sort_by_distance(std::vector<Rail>& rails, const Place& place, const Topology& topology) {
+  std::stable_sort(rails.begin(), rails.end(), [&](const Rail& a, const Rail& b) {
+    return topology.between(a.place, place) < topology.between(b.place, place);
+  });
 }
 
 }  // namespace mr

@@ -81,7 +81,7 @@ struct Rail : RailFace {
 struct PortVerdict {
   std::string device;
   uint32_t port = 0;  // 0: the whole device
-  int rail = -1;      // index in RailChoice::rails; -1: not used
+  bool used = false;  // it is a rail
   std::string reason;
   bool left_out = false;  // nothing is wrong with it, but it is not wanted or has no RC
 };
@@ -104,7 +104,7 @@ struct RailPair {
 };
 std::vector<std::optional<RailPair>> pair_rails(const std::vector<RailFace>& ours, const std::vector<RailFace>& theirs);
 
-// Indices of the rails that are nearest to a place.
-std::vector<size_t> nearest_rails(const std::vector<Rail>& rails, const Place& place, const Topology& topology);
+// Nearest to a place first; those as near as each other stay in their order.
+void sort_by_distance(std::vector<Rail>& rails, const Place& place, const Topology& topology);
 
 }  // namespace mr

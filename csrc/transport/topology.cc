@@ -7,6 +7,7 @@
 #include <string_view>
 
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/syscall.h>
 #include <unistd.h>
 
@@ -27,6 +28,18 @@ bool is_root_bus(const std::string& name) { return name.starts_with("pci") && na
 int to_number(const std::string& text) {
   if (text.empty() || text.find_first_not_of("0123456789") != std::string::npos || text.size() > 6) return -1;
   return std::stoi(text);
+}
+
+// Of a list like "0-23,96-119".
+bool contains_core(const std::string& list, size_t core) {
+  std::istringstream parts(list);
+  for (std::string part; std::getline(parts, part, ',');) {
+    const size_t dash = part.find('-');
+    const int first = to_number(part.substr(0, dash));
+    const int last = dash == std::string::npos ? first : to_number(part.substr(dash + 1));
+    if (first >= 0 && core >= static_cast<size_t>(first) && core <= static_cast<size_t>(last)) return true;
+  }
+  return false;
 }
 
 std::string real_path(const std::string& path) {
@@ -95,6 +108,20 @@ Place Topology::of_device(const std::string& folder) const {
 }
 
 Place Topology::of_pci(const std::string& address) const { return of_device("bus/pci/devices/" + address); }
+
+Place Topology::of_this_process() const {
+  cpu_set_t cores;
+  Place place;
+  if (::sched_getaffinity(0, sizeof cores, &cores) != 0) return place;
+  for (const int node : nodes()) {
+    const std::string list = read("devices/system/node/node" + std::to_string(node) + "/cpulist");
+    bool all = true;
+    for (size_t core = 0; core < CPU_SETSIZE && all; ++core)
+      all = !CPU_ISSET(core, &cores) || contains_core(list, core);
+    if (all) place.numa = node;
+  }
+  return place;
+}
 
 Place Topology::of_memory(const void* page) const {
   const uintptr_t mask = static_cast<uintptr_t>(::sysconf(_SC_PAGESIZE)) - 1;

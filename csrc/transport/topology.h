@@ -24,6 +24,7 @@ class Topology {
 
   Place of_device(const std::string& folder) const;  // below sysfs: "class/infiniband/mlx5_0/device"
   Place of_pci(const std::string& address) const;    // a GPU: "0000:c1:00.0"
+  Place of_this_process() const;                     // its node, where it may run on the cores of one only
   Place of_memory(const void* page) const;           // of this process; must have been touched
   Distance between(const Place& a, const Place& b) const;
 

@@ -67,7 +67,7 @@ const PortVerdict* verdict_of(const RailChoice& choice, const std::string& devic
 
 Json of_port(const DeviceFacts& device, const PortFacts& port, const RailChoice& choice) {
   const PortVerdict* verdict = verdict_of(choice, device.name, port.number);
-  const bool used = verdict != nullptr && verdict->rail >= 0;
+  const bool used = verdict != nullptr && verdict->used;
   return object({{"port", std::to_string(port.number)},
                  {"state", quoted(port_state_name(port.state))},
                  {"link_layer", quoted(link_layer_name(port.layer))},

@@ -217,10 +217,13 @@ std::vector<DeviceFacts> read_devices(const Verbs& verbs, const Topology& topolo
   return devices;
 }
 
-RailChoice choose_rails(const Verbs& verbs, const Options& options) {
+RailChoice choose_rails(const Verbs& verbs, const Options& options, const Topology& topology) {
   try {
-    return choose_rails(read_devices(verbs),
-                        RailOptions{options.verbs_devices, options.raw.verbs_gid_index, options.raw.ip_family});
+    RailChoice choice =
+        choose_rails(read_devices(verbs, topology),
+                     RailOptions{options.verbs_devices, options.raw.verbs_gid_index, options.raw.ip_family});
+    sort_by_distance(choice.rails, topology.of_this_process(), topology);
+    return choice;
   } catch (const Error& failure) {
     RailChoice none;
     none.status = failure.status();

@@ -14,8 +14,8 @@ namespace mr {
 // of its device or port. Throws MR_RESOURCE_EXHAUSTED where the devices can't be listed.
 std::vector<DeviceFacts> read_devices(const Verbs& verbs, const Topology& topology = Topology());
 
-// The rails of this host as they are now, with the reasons. Never throws.
-RailChoice choose_rails(const Verbs& verbs, const Options& options);
+// The rails of this host as they are now, with the reasons; the nearest to where this process runs first. Never throws.
+RailChoice choose_rails(const Verbs& verbs, const Options& options, const Topology& topology = Topology());
 
 // "" while the rail's addresses stand in the card's table where they were chosen: an address that was taken from the
 // interface since leaves an entry that is empty or another's. Look before making queue pairs; else choose again.

@@ -348,17 +348,21 @@ TEST(the_nearest_rails_of_a_gpu_and_of_memory) {
   mr::test::SysfsTree tree;
   two_socket_host(tree);
   const Topology topology(tree.root());
-  std::vector<Rail> rails(3);
-  rails[0].place = topology.of_pci("0000:1a:00.0");
-  rails[1].place = topology.of_pci("0000:38:00.0");
-  rails[2].place = topology.of_pci("0000:aa:00.0");
-  using Indices = std::vector<size_t>;
-  CHECK(nearest_rails(rails, topology.of_pci("0000:1b:00.0"), topology) == Indices({0}));
-  CHECK(nearest_rails(rails, topology.of_pci("0000:ac:00.0"), topology) == Indices({2}));
-  CHECK(nearest_rails(rails, Place{{}, 1}, topology) == Indices({1}));
-  CHECK(nearest_rails(rails, Place{{}, 3}, topology) == Indices({2}));
-  CHECK(nearest_rails(rails, Place{}, topology) == Indices({0, 1, 2}));
-  CHECK(nearest_rails({}, Place{}, topology).empty());
+  const auto order = [&](const Place& place) {
+    std::vector<Rail> rails(3);
+    for (size_t i = 0; i < 3; ++i) {
+      rails[i].group = static_cast<uint32_t>(i);
+      rails[i].place = topology.of_pci(std::vector{"0000:1a:00.0", "0000:38:00.0", "0000:aa:00.0"}[i]);
+    }
+    sort_by_distance(rails, place, topology);
+    return std::vector<uint32_t>{rails[0].group, rails[1].group, rails[2].group};
+  };
+  using Groups = std::vector<uint32_t>;
+  CHECK(order(topology.of_pci("0000:1b:00.0")) == Groups({0, 1, 2}));  // a GPU
+  CHECK(order(topology.of_pci("0000:ac:00.0")) == Groups({2, 0, 1}));
+  CHECK(order(Place{{}, 1}) == Groups({1, 0, 2}));  // memory
+  CHECK(order(Place{{}, 3}) == Groups({2, 0, 1}));
+  CHECK(order(Place{}) == Groups({0, 1, 2}));  // not known
 }
 
 int main(int argc, char** argv) { return mr::test::run(argc, argv); }

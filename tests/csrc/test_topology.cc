@@ -1,6 +1,7 @@
 // Distances between cards, GPUs and memory, on recorded hosts.
 #include "transport/topology.h"
 
+#include <sched.h>
 #include <sys/mman.h>
 
 #include "check.h"
@@ -120,6 +121,27 @@ TEST(this_process_finds_its_own_memory) {
   // A kernel without NUMA, and a container that forbids the question, tell nothing.
   CHECK(found == -1 || nodes.empty() || std::find(nodes.begin(), nodes.end(), found) != nodes.end());
   CHECK_EQ(topology.of_memory(nullptr).numa, -1);
+}
+
+TEST(a_process_is_placed_where_it_may_run) {
+  cpu_set_t before, one;
+  CHECK_EQ(::sched_getaffinity(0, sizeof before, &before), 0);
+  size_t core = 0;
+  while (!CPU_ISSET(core, &before)) ++core;
+  CPU_ZERO(&one);
+  CPU_SET(core, &one);
+  CHECK_EQ(::sched_setaffinity(0, sizeof one, &one), 0);
+  const std::string ours = std::to_string(core), others = std::to_string(core + 1) + "-4095";
+  SysfsTree tree;
+  tree.node(0, core == 0 ? others : "0-" + std::to_string(core - 1) + "," + others, 0, "10 20");
+  tree.node(1, ours, 1, "20 10");
+  const int bound = Topology(tree.root()).of_this_process().numa;
+  SysfsTree nowhere;
+  nowhere.node(0, others, 0, "10");
+  const int unknown = Topology(nowhere.root()).of_this_process().numa;
+  ::sched_setaffinity(0, sizeof before, &before);
+  CHECK_EQ(bound, 1);
+  CHECK_EQ(unknown, -1);
 }
 
 int main(int argc, char** argv) { return mr::test::run(argc, argv); }

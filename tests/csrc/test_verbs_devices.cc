@@ -278,7 +278,7 @@ TEST(a_host_without_rdma) {
   CHECK(read_devices(verbs, Topology(recorded.tree.root())).empty());
   list_error = EMFILE;
   CHECK_THROWS(Error, read_devices(verbs, Topology(recorded.tree.root())));
-  const auto choice = choose_rails(verbs, Options::from(Options::defaults()));
+  const auto choice = choose_rails(verbs, Options::from(Options::defaults()), Topology(recorded.tree.root()));
   CHECK_EQ(choice.status.sys_errno, EMFILE);
   CHECK(contains(choice.why_none(), "ibv_get_device_list"));
 }
@@ -315,13 +315,14 @@ TEST(options_of_an_engine_reach_the_choice) {
   mr_options raw = Options::defaults();
   raw.verbs_devices = "rxe1";
   raw.verbs_gid_index = 0;
-  const auto choice = choose_rails(verbs, Options::from(raw));
+  const auto choice = choose_rails(verbs, Options::from(raw), Topology(recorded.tree.root()));
   CHECK_EQ(choice.rails.size(), 1u);
   CHECK_EQ(choice.rails[0].name(), "rxe1:1");
   CHECK_EQ(choice.rails[0].gid().index, 0u);
   raw.ip_family = 6;
   raw.verbs_gid_index = -1;
-  CHECK_EQ(choose_rails(verbs, Options::from(raw)).rails.at(0).gid().text(), "fe80::5054:ff:fe00:1");
+  CHECK_EQ(choose_rails(verbs, Options::from(raw), Topology(recorded.tree.root())).rails.at(0).gid().text(),
+           "fe80::5054:ff:fe00:1");
 }
 
 TEST(an_address_that_went_away_is_noticed) {
