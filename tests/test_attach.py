@@ -36,7 +36,7 @@ from monarch_rdma.actor import (
     start_worker_loop_forever,
     this_host,
 )
-from monarch_rdma.actor.joining import attach, membership, transport
+from monarch_rdma.actor.joining import attach, job_secret, transport
 from monarch_rdma.actor.runtime.proc import close_current
 from monarch_rdma.errors import AuthenticationError, ConfigError, PeerLost, ResourceExhausted, TransferTimeout
 from monarch_rdma.rdma import Engine, Secret, default_engine
@@ -551,7 +551,7 @@ def test_private_key_beside_another_secret(secret_file: Path) -> None:
 def test_certificates_are_refused_and_trust_is_not_taken(
     tmp_path: Path, worker_loop: Any, client: Faults, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(membership, "_has_warned", False)
+    monkeypatch.setattr(job_secret, "_has_warned", False)
     worker_loop(in_directory(tmp_path, "one"))
     with pytest.warns(UserWarning, match="ignored: the job secret decides") as caught:
         attach_to_workers(workers=[in_directory(tmp_path, "one")], ca="trust_all_connections")
