@@ -120,7 +120,7 @@ OPTIONS: dict[str, Option] = {
             -1,
             "Entry of the GID table to use on RoCE ports; -1 = chosen.",
             minimum=-1,
-            maximum=65535,
+            maximum=255,
         ),
         Option(
             "verbs_queue_pairs",

@@ -123,8 +123,8 @@ Options Options::from(const mr_options& raw) {
          "must be 1 to 64");
   demand(raw.copy_threads <= 256, "copy_threads", std::to_string(raw.copy_threads), "must be at most 256");
   out.verbs_devices = text(raw.verbs_devices);
-  demand(raw.verbs_gid_index >= -1 && raw.verbs_gid_index <= 65535, "verbs_gid_index",
-         std::to_string(raw.verbs_gid_index), "must be -1 (chosen) or an index up to 65535");
+  demand(raw.verbs_gid_index >= -1 && raw.verbs_gid_index <= 255, "verbs_gid_index",
+         std::to_string(raw.verbs_gid_index), "must be -1 (chosen) or an index up to 255");
   check_verbs(raw);
   demand(raw.max_frame_bytes >= 4096 && raw.max_frame_bytes <= (1u << 30), "max_frame_bytes",
          std::to_string(raw.max_frame_bytes), "must be 4 KiB to 1 GiB");

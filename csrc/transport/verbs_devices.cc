@@ -11,6 +11,8 @@
 namespace mr {
 namespace {
 
+constexpr int kReachableEntries = 256;  // of a GID table: a queue pair's attributes have 8 bits for it
+
 struct Listed {
   std::string name, file;
   Transport transport;
@@ -132,7 +134,7 @@ struct PortReader {
 };
 
 void read_gids(const PortReader& reader, int entries, PortFacts& port) {
-  for (int index = 0; index < entries; ++index) {
+  for (int index = 0; index < std::min(entries, kReachableEntries); ++index) {
     GidFacts entry;
     if (!reader.read_entry(static_cast<uint32_t>(index), entry)) continue;
     if (port.layer == LinkLayer::infiniband) entry.type = GidType::infiniband;

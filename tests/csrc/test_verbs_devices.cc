@@ -217,6 +217,17 @@ TEST(a_library_that_does_not_tell_types_of_gids) {
   CHECK_EQ(choose_rails(read_devices(verbs, Topology(recorded.tree.root())), {}).rails.at(0).gid().index, 5u);
 }
 
+TEST(entries_that_no_queue_pair_can_name_are_not_chosen) {
+  RecordedHost recorded;
+  add_soft_roce(recorded);
+  RecordedPort& port = recorded.cards[0]->ports[0];
+  port.attr.gid_tbl_len = 512;
+  port.gids.erase(1);
+  add_gid(port, 300, "::ffff:10.9.0.1", IBV_GID_TYPE_ROCE_V2);
+  const Verbs verbs = table();
+  CHECK_EQ(choose_rails(read_devices(verbs, Topology(recorded.tree.root())), {}).rails.at(0).gid().index, 0u);
+}
+
 TEST(soft_roce_is_read) {
   RecordedHost recorded;
   add_soft_roce(recorded);
