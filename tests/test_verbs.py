@@ -120,6 +120,13 @@ def test_a_document_of_any_length_is_read(monkeypatch: pytest.MonkeyPatch) -> No
 # --- what programs are told
 
 
+def test_backends_of_this_host_are_told_honestly() -> None:
+    available = "verbs" in config.LANES and verbs.describe().problem == ""
+    assert rdma.is_ibverbs_available() is available
+    named = "verbs" in str(config.get("lanes")).split(",")
+    assert rdma.get_rdma_backend() == ("ibverbs" if available and named else "tcp")
+
+
 @pytest.mark.parametrize("lane", [True, False])
 @pytest.mark.parametrize("found", [TWO_RAILS, description(problem="no RDMA card"), description(built=False)])
 def test_ibverbs_is_available_where_a_rail_and_the_lane_are(
