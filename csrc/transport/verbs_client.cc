@@ -126,11 +126,12 @@ void VerbsClient::start(const OpRef& op) {
   pump();
 }
 
-void VerbsClient::begin(const OpRef& op) {
+VerbsTransferRef VerbsClient::begin(const OpRef& op) {
   const auto transfer = std::make_shared<VerbsTransfer>(op, rails_.size());
   op->lane_state = transfer;
   op->set_helper(shared_from_this());
   enqueue(transfer);
+  return transfer;
 }
 
 void VerbsClient::enqueue(const VerbsTransferRef& transfer) {
@@ -224,10 +225,8 @@ bool VerbsClient::post_some(const VerbsTransferRef& transfer) {
     op->lane_state = transfer;
   }
   if (Connection* const connection = choose(transfer)) {
-    if (op->bytes() == 0)
-      end(transfer, {});
-    else
-      post_on(*connection, transfer);
+    if (op->bytes() > 0) return post_on(*connection, transfer);
+    end(transfer, {});
     return true;
   }
   if (transfer->failure.ok() && transfer->open == 0 && !worth_waiting(*transfer)) give_up(transfer);
@@ -247,7 +246,8 @@ VerbsClient::Connection* VerbsClient::choose(const VerbsTransferRef& transfer) {
     for (size_t s = large && others ? 1 : 0; s < slots.size(); ++s) {
       if (!is_up(slots[s])) continue;
       Connection& connection = *slots[s];
-      if (connection.bytes >= window || connection.pair->outstanding() >= connection.pair->limits().depth) continue;
+      QueuePair& pair = *connection.pair;
+      if (connection.bytes >= window || pair.outstanding() >= pair.limits().depth || pair.is_broken()) continue;
       if (best == nullptr || connection.bytes < best->bytes) best = &connection;
     }
     if (!large && best != nullptr) break;
@@ -340,7 +340,7 @@ void VerbsClient::register_local(const VerbsTransferRef& transfer, size_t rail) 
     local = {VerbsTransfer::Local::failed, nullptr, fail(MR_REGISTRATION, "there is no thread to register memory")};
 }
 
-void VerbsClient::post_on(Connection& connection, const VerbsTransferRef& transfer) {
+bool VerbsClient::post_on(Connection& connection, const VerbsTransferRef& transfer) {
   const VerbsKeys& keys = *keys_for(transfer, connection.rail);
   const RegistrationRef& local = transfer->local[connection.rail].registration;
   const QueuePairLimits& limits = connection.pair->limits();
@@ -363,8 +363,10 @@ void VerbsClient::post_on(Connection& connection, const VerbsTransferRef& transf
     connection.bytes += request.length;
     posted += request.length;
   }
+  if (posted == 0) return false;
   transfer->begun = true;
   transfer->rails |= 1ull << (connection.rail % 64);
+  return true;
 }
 
 // ---- Completions ----

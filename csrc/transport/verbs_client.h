@@ -111,7 +111,7 @@ class VerbsClient : public QueuePair::Sink,
   bool is_blocked() const { return ghosts_ > 0 || closing_ > 0; }
 
   // Operations: verbs_client.cc
-  void begin(const OpRef& op);
+  VerbsTransferRef begin(const OpRef& op);
   void enqueue(const VerbsTransferRef& transfer);
   void pump();
   bool post_some(const VerbsTransferRef& transfer);
@@ -119,7 +119,7 @@ class VerbsClient : public QueuePair::Sink,
   bool prepare(const VerbsTransferRef& transfer, size_t rail);
   const VerbsKeys* keys_for(const VerbsTransferRef& transfer, size_t rail);
   void register_local(const VerbsTransferRef& transfer, size_t rail);
-  void post_on(Connection& connection, const VerbsTransferRef& transfer);
+  bool post_on(Connection& connection, const VerbsTransferRef& transfer);
   void give_up(const VerbsTransferRef& transfer);
   void break_off(const VerbsTransferRef& transfer);
   void settle(const VerbsTransferRef& transfer);

@@ -44,9 +44,15 @@ Status unregistered(const QueuePairFailure& cause) {
                                    "): was it unmapped while the operation ran?");
 }
 
-bool has_other_lanes(const Op& op) {
+Status too_often(uint32_t times, const Status& lastly) {
+  return fail(kUnreachable, "verbs: " + std::to_string(times) + " queue pairs failed under it, lastly: " + lastly.text);
+}
+
+// Where verbs can't carry it, it goes another way.
+bool has_other_lanes(LinkHost& host, const Op& op) {
   const uint32_t wanted = op.flags & ~uint32_t{MR_STRICT};
-  return (op.flags & MR_STRICT) == 0 && wanted != MR_LANE_VERBS;
+  if ((op.flags & MR_STRICT) != 0 || (wanted != 0 && (wanted & MR_LANE_TCP) == 0)) return false;
+  return host.options().allows("tcp") && ("," + host.info().lanes + ",").find(",tcp,") != std::string::npos;
 }
 
 }  // namespace
@@ -99,7 +105,7 @@ void VerbsClient::open_some(bool large) {
 
 bool VerbsClient::worth_waiting(const VerbsTransfer& transfer) const {
   if (!have_rails_) return true;
-  const bool patient = !has_other_lanes(*transfer.op);
+  const bool patient = !has_other_lanes(host_, *transfer.op);
   for (size_t r = 0; r < rails_.size(); ++r) {
     const RailState& rail = rails_[r];
     if (!rail.reaches || rail.dead || transfer.local[r].state == VerbsTransfer::Local::failed) continue;
@@ -373,8 +379,7 @@ void VerbsClient::buried(const ConnectionRef& connection) {
   for (const auto& transfer : touched) {
     const bool ours = connection->why.kind == MR_CANCELLED;  // we shut it: that is no reason to give up
     if (!ours && !transfer->ended && transfer->failure.ok() && ++transfer->setbacks > kMaxSetbacks)
-      transfer->failure = fail(kUnreachable, "verbs: " + std::to_string(transfer->setbacks) +
-                                                 " queue pairs failed under it, lastly: " + connection->why.text);
+      transfer->failure = too_often(transfer->setbacks, connection->why);
     // Another lane must wait for the fence as well.
     if (transfer->open == 0 && transfer->failure.kind > 0) end(transfer, transfer->failure);
     if (transfer->has_work() || transfer->failure.kind < 0) enqueue(transfer);
@@ -440,7 +445,8 @@ void VerbsClient::resolve_small(Connection& connection, Work& work, const QueueP
   ++op.retries;
   if (!op.admitted) return end_small(work, fail(kUnreachable, "verbs: " + connection.why.text));
   if (work.staged != nullptr) work.staging->give_back(std::exchange(work.staged, nullptr));
-  begin(work.op);
+  const VerbsTransferRef again = begin(work.op);
+  if (op.retries > kMaxSetbacks) again->failure = too_often(op.retries, connection.why);
 }
 
 // ---- What cards tell ----

@@ -8,6 +8,7 @@
 
 using namespace mr;
 using mr::test::FakeFabric;
+using mr::test::paint;
 using mr::test::VerbsPair;
 using mr::test::VerbsSide;
 
@@ -35,7 +36,7 @@ TEST(reads_and_writes_of_every_size) {
       std::fill(here.begin(), here.end(), 0xee);
       const OpRef read = pair.user->read(remote, 3, here.data() + 1, size);
       CHECK_EQ(VerbsSide::wait(read), MR_OK);
-      CHECK_EQ(std::string(read->lane), "verbs");
+      if (read->lane != std::string("verbs")) mr::test::check_failed(__FILE__, __LINE__, read->lane);
       CHECK(std::equal(here.begin() + 1, here.end() - 1, owned.begin() + 3));
       CHECK_EQ(here.front(), 0xee);
       CHECK_EQ(here.back(), 0xee);
@@ -49,6 +50,325 @@ TEST(reads_and_writes_of_every_size) {
     }
     CHECK_EQ(VerbsSide::wait(pair.owner->drop(region)), MR_OK);
   }
+  pair.finish();
+}
+
+TEST(the_card_is_given_the_addresses_of_the_memory_itself) {
+  VerbsPair pair;
+  Bytes owned = painted_bytes(3 * kMiB, 1), here(3 * kMiB);
+  const auto region = pair.owner->share(owned.data(), owned.size());
+  const auto remote = pair.owner->remote(region);
+  for (const bool write : {false, true}) {
+    pair.fabric.keep_log(true);
+    const OpRef op = write ? pair.user->write(remote, 0, here.data(), here.size())
+                           : pair.user->read(remote, 0, here.data(), here.size());
+    CHECK_EQ(VerbsSide::wait(op), MR_OK);
+    uint64_t bytes = 0;
+    for (const auto& request : pair.fabric.requests()) {
+      if (request.pieces.empty()) continue;  // the first request on a new queue pair
+      const uint64_t offset = request.remote - reinterpret_cast<uintptr_t>(owned.data());
+      CHECK(offset < owned.size());
+      CHECK_EQ(request.pieces.size(), 1u);
+      CHECK_EQ(request.pieces[0].addr, reinterpret_cast<uintptr_t>(here.data()) + offset);
+      CHECK_EQ(request.opcode, write ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ);
+      // Boundaries between requests are those of cache lines in the owner's memory.
+      CHECK(offset == 0 || request.remote % 64 == 0);
+      bytes += request.pieces[0].length;
+    }
+    CHECK_EQ(bytes, here.size());
+  }
+  CHECK(here == owned);
+  CHECK_EQ(pair.user->counter("verbs_staged_bytes"), 0u);
+  pair.finish();
+}
+
+TEST(kept_memory_is_registered_once_and_small_operations_use_it_directly) {
+  VerbsPair pair;
+  Bytes owned = painted_bytes(1 << 16, 1), here(1 << 16);
+  const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
+  pair.user->domain->keep(here.data(), here.size());
+  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), here.size())), MR_OK);
+  const uint64_t registered = pair.fabric.calls("reg_mr");
+  pair.fabric.keep_log(true);
+  for (uint64_t i = 0; i < 200; ++i) {
+    here[i * 8] ^= 0xff;
+    CHECK_EQ(VerbsSide::wait(pair.user->read(remote, i * 8, here.data() + i * 8, 8)), MR_OK);
+  }
+  CHECK(here == owned);
+  CHECK_EQ(pair.fabric.calls("reg_mr"), registered);
+  for (const auto& request : pair.fabric.requests()) {
+    CHECK(request.pieces[0].addr >= reinterpret_cast<uintptr_t>(here.data()));
+    CHECK(request.pieces[0].addr < reinterpret_cast<uintptr_t>(here.data()) + here.size());
+  }
+  pair.user->domain->forget(here.data(), here.size());
+  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), here.size())), MR_OK);
+  CHECK(pair.fabric.calls("reg_mr") > registered);
+  pair.finish();
+}
+
+TEST(views_on_both_ends) {
+  VerbsPair pair;
+  mr_view rows{};
+  rows.offset = 40;
+  rows.run = 24;
+  rows.ndim = 2;
+  rows.count[0] = 30;
+  rows.stride[0] = 5000;
+  rows.count[1] = 50;
+  rows.stride[1] = 96;
+  const View there = View::from(rows);
+  for (const bool contiguous : {true, false}) {
+    mr_view columns{};
+    columns.offset = 3;
+    columns.run = 8;
+    columns.ndim = 1;
+    columns.count[0] = there.bytes() / 8;
+    columns.stride[0] = contiguous ? 8 : 11;
+    const View here = View::from(columns);
+    Bytes owned = painted_bytes(there.end() + 9, 1), local(here.end() + 9, 0xee), expected = local;
+    const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
+    mr::test::copy_views(expected.data(), here, owned.data(), there, 0, there.bytes());
+    const OpRef read = pair.user->begin(Verb::read, remote, there, local.data(), here);
+    CHECK_EQ(VerbsSide::wait(read), MR_OK);
+    CHECK(local == expected);
+    Bytes source = painted_bytes(local.size(), 2), after_write = owned;
+    mr::test::copy_views(after_write.data(), there, source.data(), here, 0, there.bytes());
+    CHECK_EQ(VerbsSide::wait(pair.user->begin(Verb::write, remote, there, source.data(), here)), MR_OK);
+    CHECK(owned == after_write);
+  }
+  pair.finish();
+}
+
+TEST(local_runs_go_into_one_request_as_far_as_the_card_takes_them) {
+  VerbsPair pair(nullptr, "verbs", false, [](FakeFabric& fabric) { fabric.card("use0").attributes.max_sge = 4; });
+  mr_view raw{};
+  raw.run = 16;
+  raw.ndim = 1;
+  raw.count[0] = 40;
+  raw.stride[0] = 32;
+  Bytes owned = painted_bytes(640, 1), local(40 * 32);
+  const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
+  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, local.data(), 1)), MR_OK);
+  pair.fabric.keep_log(true);
+  CHECK_EQ(
+      VerbsSide::wait(pair.user->begin(Verb::read, remote, View::contiguous(0, 640), local.data(), View::from(raw))),
+      MR_OK);
+  CHECK_EQ(pair.fabric.requests().size(), 10u);
+  CHECK_EQ(pair.fabric.requests()[0].pieces.size(), 4u);
+  pair.finish();
+}
+
+TEST(regions_and_memory_longer_than_a_registration_are_split_at_the_seams) {
+  VerbsPair pair(nullptr, "verbs", false, [](FakeFabric& fabric) {
+    fabric.card("own0").attributes.max_mr_size = (2u << 20) + 100;  // pages of it
+    fabric.card("use0").attributes.max_mr_size = 3u << 20;
+  });
+  Bytes owned = painted_bytes(9 * kMiB + 77, 1), here(9 * kMiB + 77);
+  const auto region = pair.owner->share(owned.data(), owned.size());
+  const auto remote = pair.owner->remote(region);
+  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), here.size())), MR_OK);
+  CHECK(here == owned);
+  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 2 * kMiB - 3, here.data(), 6)), MR_OK);
+  CHECK(std::equal(here.begin(), here.begin() + 6, owned.begin() + 2 * kMiB - 3));
+  const Bytes fresh = painted_bytes(owned.size(), 5);
+  CHECK_EQ(VerbsSide::wait(pair.user->write(remote, 0, fresh.data(), fresh.size())), MR_OK);
+  CHECK(owned == fresh);
+  CHECK_EQ(VerbsSide::wait(pair.owner->drop(region)), MR_OK);
+  pair.finish();
+}
+
+TEST(a_notification_comes_after_the_bytes) {
+  VerbsPair pair;
+  Bytes owned(100000), source = painted_bytes(100000, 3);
+  const auto region = pair.owner->share(owned.data(), owned.size());
+  const auto remote = pair.owner->remote(region);
+  for (uint64_t i = 0; i < 20; ++i) {
+    paint(source.data(), source.size(), i);
+    auto op = std::make_shared<Op>();
+    op->verb = Verb::write;
+    op->submitted = Clock::now();
+    op->remote = remote;
+    op->local = source.data();
+    op->local_view = op->remote_view = View::contiguous(0, source.size());
+    op->has_notify = true;
+    op->notify = 1000 + i;
+    pair.user->node->submit(pair.user->node->peer_of(Address::parse(remote->address)), op);
+    uint64_t value = 0;
+    CHECK_EQ(region->next_notification(20, &value), 1);
+    CHECK_EQ(value, 1000 + i);
+    CHECK(mr::test::painted(owned.data(), owned.size(), i));
+    CHECK_EQ(VerbsSide::wait(op), MR_OK);
+  }
+  pair.finish();
+}
+
+TEST(atomics_are_the_owners_unless_the_cards_are_asked_for) {
+  for (const bool by_card : {false, true}) {
+    VerbsPair pair([&](mr_options& raw) { raw.verbs_atomics = by_card; });
+    alignas(8) uint64_t words[4] = {5, 6, 7, 8};
+    const auto remote = pair.owner->remote(pair.owner->share(words, sizeof words));
+    uint64_t seen = 0;
+    CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, &seen, 8)), MR_OK);
+    pair.fabric.keep_log(true);
+    const View word = View::contiguous(8, 8);
+    const OpRef add = pair.user->begin(Verb::fetch_add, remote, word, nullptr, word, 30, 0, 10);
+    CHECK_EQ(VerbsSide::wait(add), MR_OK);
+    CHECK_EQ(add->value, 6u);
+    const OpRef swap = pair.user->begin(Verb::compare_and_swap, remote, word, nullptr, word, 30, 0, 16, 99);
+    CHECK_EQ(VerbsSide::wait(swap), MR_OK);
+    CHECK_EQ(swap->value, 16u);
+    const OpRef refused = pair.user->begin(Verb::compare_and_swap, remote, word, nullptr, word, 30, 0, 16, 1);
+    CHECK_EQ(VerbsSide::wait(refused), MR_OK);
+    CHECK_EQ(refused->value, 99u);
+    CHECK_EQ(words[1], 99u);
+    CHECK_EQ(words[0], 5u);
+    CHECK_EQ(pair.fabric.requests().size(), by_card ? 3u : 0u);
+    CHECK_EQ(std::string(add->lane), by_card ? "verbs" : "control");
+    pair.finish();
+  }
+}
+
+TEST(a_drop_takes_the_keys_away_and_later_operations_are_refused) {
+  VerbsPair pair;
+  Bytes owned = painted_bytes(1 << 20, 1), here(1 << 20);
+  const auto region = pair.owner->share(owned.data(), owned.size());
+  const auto remote = pair.owner->remote(region);
+  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), here.size())), MR_OK);
+  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), 8)), MR_OK);
+  const int before = pair.fabric.open("mr");
+  CHECK_EQ(VerbsSide::wait(pair.owner->drop(region)), MR_OK);
+  CHECK(pair.fabric.open("mr") < before);
+  for (const uint64_t size : {uint64_t{0}, uint64_t{8}, uint64_t{100000}, uint64_t{1} << 20}) {
+    CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), size)), MR_ACCESS_DENIED);
+    CHECK_EQ(VerbsSide::wait(pair.user->write(remote, 0, here.data(), size)), MR_ACCESS_DENIED);
+  }
+  CHECK(mr::test::painted(owned.data(), owned.size(), 1));
+  // The others are not disturbed.
+  const auto other = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
+  CHECK_EQ(VerbsSide::wait(pair.user->read(other, 0, here.data(), here.size())), MR_OK);
+  CHECK(here == owned);
+  pair.finish();
+}
+
+TEST(rights_keys_and_bounds_are_enforced) {
+  VerbsPair pair;
+  Bytes owned = painted_bytes(4096, 1), here(8192);
+  const auto readable = pair.owner->remote(pair.owner->share(owned.data(), owned.size(), MR_READ));
+  CHECK_EQ(VerbsSide::wait(pair.user->read(readable, 0, here.data(), 4096)), MR_OK);
+  CHECK_EQ(VerbsSide::wait(pair.user->write(readable, 0, here.data() + 4096, 4096)), MR_ACCESS_DENIED);
+  CHECK_EQ(VerbsSide::wait(pair.user->write(readable, 0, here.data() + 4096, 8)), MR_ACCESS_DENIED);
+  CHECK_EQ(VerbsSide::wait(pair.user->read(readable, 4000, here.data(), 97)), MR_OUT_OF_BOUNDS);
+  CHECK_EQ(VerbsSide::wait(pair.user->read(readable, UINT64_MAX - 8, here.data(), 4)), MR_OUT_OF_BOUNDS);
+  auto forged = std::make_shared<RemoteRegion>(*readable);
+  forged->name.key.word[1] ^= 1;
+  CHECK_EQ(VerbsSide::wait(pair.user->read(forged, 0, here.data(), 8)), MR_ACCESS_DENIED);
+  CHECK_EQ(VerbsSide::wait(pair.user->read(forged, 0, here.data(), 4096)), MR_ACCESS_DENIED);
+  CHECK(mr::test::painted(owned.data(), owned.size(), 1));
+  CHECK_EQ(VerbsSide::wait(pair.user->read(readable, 0, here.data(), 4096)), MR_OK);
+  CHECK(std::equal(owned.begin(), owned.end(), here.begin()));
+  pair.finish();
+}
+
+TEST(large_operations_use_all_rails_and_both_ways_go_at_once) {
+  VerbsPair pair(nullptr, "verbs", true);
+  Bytes owned = painted_bytes(32 * kMiB, 1), here(32 * kMiB), back(32 * kMiB), fresh = painted_bytes(32 * kMiB, 2);
+  const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
+  const auto other = pair.user->remote(pair.user->share(fresh.data(), fresh.size()));
+  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), here.size())), MR_OK);  // connects
+  pair.fabric.keep_log(true);
+  const OpRef read = pair.user->read(remote, 0, here.data(), here.size());
+  const OpRef reverse = pair.owner->read(other, 0, back.data(), back.size());
+  CHECK_EQ(VerbsSide::wait(read), MR_OK);
+  CHECK_EQ(VerbsSide::wait(reverse), MR_OK);
+  CHECK(here == owned);
+  CHECK(back == fresh);
+  CHECK_EQ(read->rails, 2u);
+  std::map<std::string, uint64_t> bytes;
+  for (const auto& request : pair.fabric.requests())
+    for (const auto& piece : request.pieces) bytes[request.card] += piece.length;
+  for (const char* card : {"use0", "use1"}) CHECK(bytes[card] > 8 * kMiB);
+  CHECK_EQ(bytes["use0"] + bytes["use1"], 32 * kMiB);
+  pair.finish();
+}
+
+TEST(many_small_operations_at_once) {
+  VerbsPair pair([](mr_options& raw) { raw.verbs_depth = 32; });
+  constexpr uint64_t kCount = 4000;
+  Bytes owned = painted_bytes(kCount * 16, 1), here(kCount * 16);
+  const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
+  pair.user->domain->keep(here.data(), here.size());
+  std::vector<OpRef> ops;
+  for (uint64_t i = 0; i < kCount; ++i) ops.push_back(pair.user->read(remote, i * 16, here.data() + i * 16, 16));
+  for (const OpRef& op : ops) CHECK_EQ(VerbsSide::wait(op), MR_OK);
+  CHECK(here == owned);
+  std::vector<std::thread> threads;
+  for (uint64_t t = 0; t < 3; ++t)
+    threads.emplace_back([&, t] {
+      for (uint64_t i = t; i < kCount; i += 3) {
+        here[i * 16] ^= 0x55;
+        VerbsSide::wait(pair.user->read(remote, i * 16, here.data() + i * 16, 16));
+      }
+    });
+  for (auto& thread : threads) thread.join();
+  CHECK(here == owned);
+  pair.finish();
+}
+
+TEST(memory_that_can_not_be_registered_is_told_or_goes_by_tcp) {
+  for (const bool strict : {true, false}) {
+    VerbsPair pair(nullptr, "verbs,tcp");
+    Bytes owned = painted_bytes(kMiB, 1), here(kMiB);
+    const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
+    CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), 8)), MR_OK);
+    pair.fabric.fail_call("reg_mr", ENOMEM);  // of what is local: the region's keys are known
+    const OpRef op = pair.user->read(remote, 0, here.data(), here.size(), 30, strict ? MR_STRICT : 0);
+    CHECK_EQ(VerbsSide::wait(op), strict ? MR_REGISTRATION : MR_OK);
+    if (strict) {
+      CHECK(op->status().text.find("ibv_reg_mr of 1048576 bytes") != std::string::npos);
+    } else {
+      CHECK_EQ(std::string(op->lane), "tcp");
+      CHECK(op->skipped.find("ibv_reg_mr") != std::string::npos);
+      CHECK(here == owned);
+    }
+    CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), here.size(), 30, MR_STRICT)), MR_OK);
+    pair.finish();
+  }
+}
+
+TEST(a_region_that_can_not_be_registered_goes_by_tcp) {
+  VerbsPair pair(nullptr, "verbs,tcp");
+  Bytes owned = painted_bytes(kMiB, 1), here(kMiB);
+  pair.user->domain->keep(here.data(), here.size());
+  const auto first = pair.owner->remote(pair.owner->share(owned.data(), 8));
+  CHECK_EQ(VerbsSide::wait(pair.user->read(first, 0, here.data(), 8)), MR_OK);
+  pair.fabric.fail_call("reg_mr", ENOMEM, 1);  // after the local one
+  const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
+  const OpRef op = pair.user->read(remote, 0, here.data(), here.size());
+  CHECK_EQ(VerbsSide::wait(op), MR_OK);
+  CHECK(here == owned);
+  pair.finish();
+}
+
+TEST(on_demand_paging_is_used_where_asked_and_there) {
+  VerbsPair pair([](mr_options& raw) { raw.verbs_on_demand = 1; }, "verbs", false,
+                 [](FakeFabric& fabric) { fabric.card("use0").on_demand_paging = true; });
+  Bytes owned = painted_bytes(kMiB, 1), here(kMiB);
+  const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
+  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), here.size())), MR_OK);
+  CHECK(here == owned);
+  pair.finish();
+}
+
+TEST(the_budget_of_queue_pairs_sends_the_rest_by_tcp) {
+  VerbsPair pair([](mr_options& raw) { raw.verbs_max_queue_pairs = 1; }, "verbs,tcp");
+  Bytes owned = painted_bytes(kMiB, 1), here(kMiB);
+  const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
+  const auto other = pair.user->remote(pair.user->share(here.data(), here.size()));
+  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), here.size())), MR_OK);
+  const OpRef op = pair.owner->read(other, 0, owned.data(), owned.size());
+  CHECK_EQ(VerbsSide::wait(op), MR_OK);
+  CHECK_EQ(std::string(op->lane), "tcp");
+  CHECK(op->skipped.find("verbs_max_queue_pairs") != std::string::npos);
   pair.finish();
 }
 
