@@ -233,18 +233,15 @@ def test_memory_that_may_not_be_locked(owner: Child, child_process: Maker) -> No
     """A process with a small limit: the error says which limit, and the command that raises it."""
     blob = owner.run(OWN, size=4 * MiB, access="rw")
     limited = child_process(name="limited", lanes="verbs")
-    limited.run(
+    said = limited.run(
         """
         import resource
+        engine.close()  # the kernel lets nobody use a card who was somebody else when he opened it
         resource.setrlimit(resource.RLIMIT_MEMLOCK, (1 << 20, 1 << 20))
         os.setresgid(65534, 65534, 65534)
         os.setresuid(65534, 65534, 65534)
-        """
-    )
-    said = limited.run(
-        """
-        got = bytearray(4 << 20)
-        error = RDMABuffer.from_bytes(blob, engine=engine).read_into(got).exception(60)
+        engine = Engine(secret=secret, name="limited", lanes="verbs")
+        error = RDMABuffer.from_bytes(blob, engine=engine).read_into(bytearray(4 << 20)).exception(60)
         result = type(error).__name__, str(error)
         """,
         blob=blob,
@@ -253,18 +250,15 @@ def test_memory_that_may_not_be_locked(owner: Child, child_process: Maker) -> No
     assert "memlock" in said[1].lower() and "ulimit -l" in said[1]
 
 
-# What cards do. A device that is deleted is there again after the test.
+# What cards do.
 
 
-@pytest.mark.parametrize("side", ["down", "deleted"])
-def test_the_other_rail_takes_over(
-    owner: Child, reader: Engine, whole_machine: Callable[[str], str], side: str
-) -> None:
+def test_the_other_rail_takes_over(owner: Child, reader: Engine, whole_machine: Callable[[str], str]) -> None:
     buffer = publish(owner, reader, 8 * MiB)
     buffer.read_into(bytearray(8 * MiB)).get(60)
     got = bytearray(8 * MiB)
     future = buffer.read_into(got)
-    whole_machine({"down": "ip link set rail0 down", "deleted": "rdma link delete rxe0"}[side])
+    whole_machine("ip link set rail0 down")
     future.get(60)
     assert got == pattern(8 * MiB)
     before = sent_packets(1)
@@ -284,7 +278,7 @@ def test_without_any_rail_tcp_takes_over_and_says_why(
         first = buffer.read_into(bytearray(MiB))
         first.get(60)
         assert first.explain().lane == "verbs"
-        whole_machine("rdma link delete rxe0; rdma link delete rxe1")
+        whole_machine("ip link set rail0 down; ip link set rail1 down")
         got = bytearray(MiB)
         future = buffer.read_into(got)
         future.get(60)
