@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import os
+import queue
 import signal
 import sys
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import psutil
 import pytest
 from actor_client import LIMIT, Faults, Stage, hold, wait_until
@@ -25,6 +27,7 @@ from monarch_rdma.actor import (
     endpoint,
     this_host,
 )
+from monarch_rdma.actor.runtime.proc import current_proc
 from monarch_rdma.errors import RdmaError
 
 
@@ -54,6 +57,10 @@ class Worker(Actor):
         print("my last words", flush=True)
         print("on stderr too", file=sys.stderr, flush=True)
         os._exit(code)
+
+    @endpoint
+    def much(self) -> Any:
+        return np.zeros(1_000_000)
 
     @endpoint
     def ask(self, other: Any) -> int:
@@ -178,6 +185,22 @@ def test_the_report_of_an_exit_has_code_and_last_lines(workers: Any, faults: Fau
     assert (failure.kind, failure.rank, failure.exit_code) == ("process", 2, 5)
     assert "my last words" in failure.report() and "on stderr too" in failure.report()
     assert "exit code 5" in failure.report()
+
+
+def test_an_answer_whose_sender_dies_before_it_is_read_is_lost(
+    workers: Any, faults: Faults, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker, fetcher = workers.slice(n=1), current_proc().fetcher
+    pid = worker.pid.call_one().get(LIMIT)
+    arrived: queue.Queue[Any] = queue.Queue()
+    monkeypatch.setattr(fetcher, "fetch", arrived.put)
+    future = worker.much.call_one()
+    answer = arrived.get(timeout=LIMIT)
+    os.kill(pid, signal.SIGKILL)
+    faults.next()
+    fetcher.fetch_now(answer)
+    with pytest.raises(SupervisionError, match="lost with its sender"):
+        future.get(LIMIT)
 
 
 def suspended(pid: int) -> psutil.Process:

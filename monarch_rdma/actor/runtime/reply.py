@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...errors import ProtocolError, TransferTimeout
+from ...errors import PeerLost, ProtocolError, TransferTimeout
 from ..failure import SupervisionError, decode_failure
 from ..future import Future
 from ..shape import Region
@@ -48,7 +48,10 @@ def _load(frame: Frame) -> Any:
 
 
 def _load_fetched(frame: Frame, fetched: Future[None]) -> Any:
-    fetched.get()
+    try:
+        fetched.get()
+    except PeerLost as error:  # it ended after its answer left, and before the large part was read
+        raise SupervisionError(f"an answer is lost with its sender: {error}") from error
     return _load(frame)
 
 
