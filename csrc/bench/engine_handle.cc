@@ -72,6 +72,8 @@ EngineHandle::EngineHandle(const Options& options, const Secret& secret, const L
     wanted.lanes = *only == Lane::kTcp ? "tcp" : *only == Lane::kVerbs ? "verbs" : "shm";
     wanted.shm_mapped = *only == Lane::kMapped;
     wanted.shm_process_vm = *only == Lane::kProcessVm;
+  } else if (options.has(Lane::kVerbs)) {
+    wanted.lanes = "shm,verbs,tcp";
   }
   uint64_t in_flight = options.depth * std::max<uint64_t>(options.peers, options.connect.size());
   in_flight *= std::max<uint64_t>(options.strided.pieces, 1);
