@@ -12,6 +12,8 @@ constexpr uint32_t kBatch = 32;
 constexpr size_t kPoll = 16;         // completions taken at a time
 constexpr double kDrainLimit = 0.1;  // seconds for what had completed to be taken before a queue pair is destroyed
 constexpr uint32_t kPsnMask = 0xffffff;
+constexpr uint32_t kHotAfter = 16;
+constexpr uint64_t kIdleLooks = 3;
 
 void relax() {
 #if defined(__x86_64__)
@@ -259,7 +261,7 @@ void QueuePair::Batch::post() {
 }
 
 int QueuePair::arm() {
-  if (armed_.load() || armed_.exchange(true)) return 0;
+  if (hot_.load() || armed_.load() || armed_.exchange(true)) return 0;
   return verbs_.req_notify_cq(cq_->get(), 0);
 }
 
@@ -345,12 +347,22 @@ QueuePairFailure QueuePair::failure() {
   return failure_;
 }
 
-void QueuePair::on_event() {
+bool QueuePair::on_event() {
   armed_.store(false);
-  drain(true);
+  if (drain(true) > 0 && helpers_.load() == 0) helped_.store(0);
   const Time limit = after(limits_.spin);
   while (helpers_.load() == 0 && outstanding() > 0 && !is_broken() && Clock::now() < limit)
     if (drain(false) == 0) relax();
+  if (helped_.load() >= kHotAfter && !hot_.exchange(true)) {
+    seen_head_ = head_.load();
+    idle_looks_ = 0;
+    return true;
+  }
+  await_event();
+  return false;
+}
+
+void QueuePair::await_event() {
   if (outstanding() == 0) return;
   int error = 0;
   {
@@ -361,13 +373,32 @@ void QueuePair::on_event() {
   drain(true);
 }
 
+// Whoever posts moves the head before it looks at hot_: either it asks for an event, or we see the request.
+void QueuePair::cool_down() {
+  helped_.store(0);
+  hot_.store(false);
+  await_event();
+}
+
+bool QueuePair::look_in() {
+  const uint64_t head = head_.load(), tail = tail_.load();
+  const bool nobody_polls = head != tail && tail == std::exchange(seen_tail_, tail) && helpers_.load() == 0;
+  idle_looks_ = head == std::exchange(seen_head_, head) ? idle_looks_ + 1 : 0;
+  if (!nobody_polls && idle_looks_ < kIdleLooks && !is_broken()) return true;
+  cool_down();
+  return false;
+}
+
 void QueuePair::help(const mr_op& op, Time until) {
   if (until <= Clock::now()) return;
   helpers_.fetch_add(1);
   const Time limit = std::min(until, after(limits_.spin));
   while (!op.done() && !is_broken() && Clock::now() < limit)
     if (drain(false) == 0) relax();
+  if (op.done()) helped_.fetch_add(1, std::memory_order_relaxed);
   helpers_.fetch_sub(1);
+  // Who sleeps now is woken by the poller.
+  if (!op.done()) expect_events();
 }
 
 }  // namespace mr

@@ -111,8 +111,16 @@ class QueuePair : public OpHelper, public std::enable_shared_from_this<QueuePair
 
   // Takes what has completed and tells the sink; how many requests ended. !wait: nothing where another thread is at it.
   size_t drain(bool wait);
-  // For the poller: a completion event arrived. Polls, and asks for the next event where requests are still out.
-  void on_event();
+  // For the poller: a completion event arrived. Polls, and asks for the next event where requests are still out. True:
+  // whoever posts also waits and polls by itself, so no more events are asked for, and the poller looks in now and
+  // then.
+  bool on_event();
+  // The poller looks in: false once it need not come again, because events are asked for as before.
+  bool look_in();
+  // For who posts and does not poll: the poller is to be told of completions by events.
+  void expect_events() {
+    if (hot_.load()) cool_down();
+  }
   uint64_t outstanding() const { return head_.load() - tail_.load(); }
   bool is_broken() const { return broken_.load(); }
   // Marks it broken from outside; the sink hears of it unless it was broken before.
@@ -133,6 +141,8 @@ class QueuePair : public OpHelper, public std::enable_shared_from_this<QueuePair
   void create(const QueuePairPath& path, int remote_access);
   void destroy();
   int arm();
+  void await_event();
+  void cool_down();
   void collect(Ended& ended);
   void on_completion(const ibv_wc& wc);
   void fail_once(QueuePairFailure failure);
@@ -154,8 +164,11 @@ class QueuePair : public OpHelper, public std::enable_shared_from_this<QueuePair
   std::atomic<uint64_t> tail_{0};  // of the oldest whose end is not known
   std::atomic<bool> armed_{false};
   std::atomic<bool> broken_{false};
-  std::atomic<bool> told_{false};  // the sink, that it is broken
-  std::atomic<int> helpers_{0};    // threads that poll while they wait
+  std::atomic<bool> told_{false};                            // the sink, that it is broken
+  std::atomic<int> helpers_{0};                              // threads that poll while they wait
+  std::atomic<uint32_t> helped_{0};                          // requests in a row whose ends their waiters found
+  std::atomic<bool> hot_{false};                             // no events are asked for
+  uint64_t seen_head_ = 0, seen_tail_ = 0, idle_looks_ = 0;  // the poller's
 
   std::mutex post_lock_;
   bool shut_ = false;

@@ -196,6 +196,7 @@ void VerbsClient::give_up(const VerbsTransferRef& transfer) {
 
 void VerbsClient::pump() {
   if (is_blocked() || closed_) return;
+  waits_for_room_.store(true);  // before the look, so that room made meanwhile is told of
   for (auto* queue : {&small_, &large_}) {
     // A large one gives way after each batch, so that those that began at the same time end about the same time.
     for (size_t idle = 0; idle < queue->size();) {
@@ -211,6 +212,7 @@ void VerbsClient::pump() {
       queue->push_back(transfer);
     }
   }
+  if (small_.empty() && large_.empty()) waits_for_room_.store(false);
 }
 
 bool VerbsClient::post_some(const VerbsTransferRef& transfer) {
@@ -347,6 +349,7 @@ bool VerbsClient::post_on(Connection& connection, const VerbsTransferRef& transf
   const uint64_t chunk =
       std::min(domain_->options().raw.verbs_chunk_bytes, domain_->rails()[connection.rail].max_message);
   const auto opcode = transfer->is_write() ? IBV_WR_RDMA_WRITE : IBV_WR_RDMA_READ;
+  connection.pair->expect_events();
   QueuePair::Batch batch(*connection.pair, true);
   uint64_t posted = 0;
   for (uint32_t i = 0; i < kPerDoorbell && posted < chunk && transfer->has_work() && batch.has_room(); ++i) {
@@ -373,6 +376,7 @@ bool VerbsClient::post_on(Connection& connection, const VerbsTransferRef& transf
 
 void VerbsClient::on_done(QueuePair& pair, std::span<Work> done) {
   bool schedule = false;
+  const bool room_awaited = waits_for_room_.load() && waits_for_room_.exchange(false);
   for (Work& work : done) {
     if (work.kind == kSmallWork || work.kind == kAtomicWork) {
       end_small(work, {});
@@ -382,7 +386,7 @@ void VerbsClient::on_done(QueuePair& pair, std::span<Work> done) {
       schedule = schedule || !std::exchange(done_scheduled_, true);
     }
   }
-  if (schedule) loop_.run([self = shared_from_this()] { self->parts_done(); });
+  if (schedule || room_awaited) loop_.run([self = shared_from_this()] { self->parts_done(); });
 }
 
 void VerbsClient::parts_done() {

@@ -157,6 +157,7 @@ class VerbsClient : public QueuePair::Sink,
   std::atomic<Route*> route_{nullptr};
   std::atomic<uint32_t> inside_{0};  // threads that may hold the route
   VerbsKeyCache key_cache_;
+  std::atomic<bool> waits_for_room_{false};  // operations wait for requests to end
   std::mutex done_lock_;
   std::vector<std::pair<QueuePairRef, Work>> done_;  // parts of transfers
   bool done_scheduled_ = false;

@@ -7,6 +7,11 @@
 #include "../base/worker.h"
 
 namespace mr {
+namespace {
+
+constexpr int kLookEvery = 2;  // milliseconds
+
+}  // namespace
 
 VerbsPoller::VerbsPoller(VerbsContextRef context, OnCardEvent on_event)
     : context_(std::move(context)),
@@ -60,7 +65,8 @@ void VerbsPoller::close() {
 void VerbsPoller::thread_main() {
   epoll_event events[3];
   while (true) {
-    const int count = ::epoll_wait(epoll_.get(), events, 3, -1);
+    const int count = ::epoll_wait(epoll_.get(), events, 3, watched_.empty() ? -1 : kLookEvery);
+    if (!watched_.empty()) look_in();
     for (int i = 0; i < count; ++i) {
       if (events[i].data.fd == stop_.get()) return;
       if (events[i].data.fd == channel_->fd())
@@ -82,8 +88,15 @@ void VerbsPoller::take_completion_events() {
       std::lock_guard guard(lock_);
       if (auto found = pairs_.find(reinterpret_cast<uintptr_t>(id)); found != pairs_.end()) pair = found->second.lock();
     }
-    if (pair) pair->on_event();
+    if (pair && pair->on_event()) watched_.push_back(pair);
   }
+}
+
+void VerbsPoller::look_in() {
+  std::erase_if(watched_, [](const auto& watched) {
+    const QueuePairRef pair = watched.lock();
+    return !pair || !pair->look_in();
+  });
 }
 
 void VerbsPoller::take_card_events() {

@@ -32,6 +32,7 @@ class VerbsPoller {
  private:
   void thread_main();
   void take_completion_events();
+  void look_in();
   void take_card_events();
   void watch(int fd);
 
@@ -43,6 +44,7 @@ class VerbsPoller {
   std::mutex lock_;
   uint64_t next_id_ = 1;
   std::unordered_map<uint64_t, std::weak_ptr<QueuePair>> pairs_;
+  std::vector<std::weak_ptr<QueuePair>> watched_;  // those that ask for no events; the thread's
   std::thread thread_;
 };
 

@@ -1,5 +1,6 @@
 // The verbs lane between two engines on the fake fabric: bytes, views, notifications, atomics, drops.
 #include <algorithm>
+#include <future>
 
 #include "check.h"
 #include "pattern.h"
@@ -274,7 +275,11 @@ TEST(large_operations_use_all_rails_and_both_ways_go_at_once) {
   Bytes owned = painted_bytes(32 * kMiB, 1), here(32 * kMiB), back(32 * kMiB), fresh = painted_bytes(32 * kMiB, 2);
   const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
   const auto other = pair.user->remote(pair.user->share(fresh.data(), fresh.size()));
-  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), here.size())), MR_OK);  // connects
+  for (uint32_t rails = 0; rails < 2;) {
+    const OpRef connects = pair.user->read(remote, 0, here.data(), here.size());
+    CHECK_EQ(VerbsSide::wait(connects), MR_OK);
+    rails = connects->rails;
+  }
   pair.fabric.keep_log(true);
   const OpRef read = pair.user->read(remote, 0, here.data(), here.size());
   const OpRef reverse = pair.owner->read(other, 0, back.data(), back.size());
@@ -320,6 +325,9 @@ TEST(memory_that_can_not_be_registered_is_told_or_goes_by_tcp) {
     Bytes owned = painted_bytes(kMiB, 1), here(kMiB);
     const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
     CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), 8)), MR_OK);
+    std::promise<void> settled;  // the small one's registration, which it did without
+    (*pair.user->domain->memory_worker()).run([&] { settled.set_value(); });
+    settled.get_future().wait();
     pair.fabric.fail_call("reg_mr", ENOMEM);  // of what is local: the region's keys are known
     const OpRef op = pair.user->read(remote, 0, here.data(), here.size(), 30, strict ? MR_STRICT : 0);
     CHECK_EQ(VerbsSide::wait(op), strict ? MR_REGISTRATION : MR_OK);
