@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
 import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +16,9 @@ import pytest
 from actor_client import LIMIT, Faults, Stage, hold, wait_until
 
 from monarch_rdma.actor import Actor, Channel, HostMesh, Port, ProcMesh, SupervisionError, endpoint
+from monarch_rdma.actor.runtime import message
+from monarch_rdma.actor.runtime.message import Frame
+from monarch_rdma.actor.runtime.proc import current_proc
 
 torch = pytest.importorskip("torch")
 
@@ -216,6 +220,29 @@ def test_deaths_in_the_midst_of_large_messages_end_all_calls(client: HostMesh, f
         assert isinstance(outcomes[-1], SupervisionError)
         assert all(total == 32 * MIB for total in outcomes[:-1])
         faults.next()
+
+
+class Ear:
+    """Hears what comes to a number of this process."""
+
+    def __init__(self) -> None:
+        self.frames: queue.Queue[Frame] = queue.Queue()
+        self.on_frame = self.frames.put
+
+    def on_lost(self, address: str, error: SupervisionError) -> None:
+        raise AssertionError(error)
+
+
+def test_a_large_call_that_cannot_be_looked_at_is_refused(holder: Any) -> None:
+    """Its sender, which waits for the buffers to be read, and who waits for the answer are both told."""
+    proc, ear, route = current_proc(), Ear(), holder._routes[0]
+    number = proc.register(ear)
+    head = message.pack(message.CALL, route.number, flags=message.LARGE, reply=number, origin=number, method=b"keep")
+    proc.post(route.address, head, b"\x01\xff\xff\xff\xff")
+    frames = [ear.frames.get(timeout=LIMIT) for _ in range(2)]
+    assert {frame.kind for frame in frames} == {message.TAKEN, message.SEND}
+    assert all(frame.flags & message.FAILED for frame in frames)
+    proc.forget(number)
 
 
 def test_memory_of_large_messages_is_given_back(holder: Any) -> None:

@@ -8,7 +8,6 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
-from ...errors import RdmaError
 from . import message
 from .message import Frame
 
@@ -65,15 +64,18 @@ class Fetcher:
     def fetch_now(self, frame: Frame) -> None:
         """The same in this thread."""
         assert frame.fetched is not None, "made by who queued it"
-        flags = 0
         try:
             frame.incoming.fetch(timeout=None)
-        except (RdmaError, MemoryError) as error:
-            flags = message.FAILED
-            frame.fetched.set_error(error)
-        else:
-            frame.fetched.set_result(None)
-        self._proc.post_quietly(frame.address, message.pack(message.TAKEN, frame.origin, flags=flags))
+        except Exception as error:  # whatever it is: the actor and the sender wait for the end of this
+            return self.give_up(frame, error)
+        frame.fetched.set_result(None)
+        self._proc.post_quietly(frame.address, message.pack(message.TAKEN, frame.origin))
+
+    def give_up(self, frame: Frame, error: Exception) -> None:
+        """The buffers will not be read: ends frame.fetched with that, and tells the sender."""
+        assert frame.fetched is not None, "made by who queued it"
+        frame.fetched.set_error(error)
+        self._proc.post_quietly(frame.address, message.pack(message.TAKEN, frame.origin, flags=message.FAILED))
 
     def close(self) -> None:
         self._is_closed = True

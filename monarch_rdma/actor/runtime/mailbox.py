@@ -11,7 +11,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from ... import config
-from ...errors import ProtocolError
 from ...rdma.messages import Stop
 from ..future import Future
 from . import message
@@ -123,9 +122,8 @@ class Mailbox:
         frame.fetched = Future.pending()
         try:
             size = frame.incoming.large_bytes
-        except ProtocolError as error:
-            frame.fetched.set_error(error)
-            return
+        except Exception as error:  # malformed, or nothing is left to look at it with
+            return self._fetcher.give_up(frame, error)
         with self._lock:
             if self._deferred or (self._held and self._held + size > self._budget):
                 self._deferred.append(frame)

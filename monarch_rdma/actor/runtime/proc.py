@@ -18,6 +18,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
@@ -237,13 +238,18 @@ class Proc:
 
     def _hand_out(self, batch: list[Incoming]) -> None:
         for kind, sender, data in batch:
+            frame = None
             try:
                 if kind:
                     self._on_lost(sender, bytes(data).decode("utf-8", "replace"))
                 else:
-                    self.on_frame(message.unpack(memoryview(data), sender))
-            except Exception:  # one bad frame of a member must not end the others' messages
+                    frame = message.unpack(memoryview(data), sender)
+                    self.on_frame(frame)
+            except Exception as error:  # one bad frame of a member must not end the others' messages
                 _log.exception("a frame from %s could not be handled", sender)
+                if frame is not None:
+                    why = f"process {self.name} could not handle the message: {type(error).__name__}: {error}"
+                    self.fetcher.do(partial(self.refuse, frame, why))
 
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == message.CAST:

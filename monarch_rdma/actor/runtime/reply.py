@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from ...errors import PeerLost, ProtocolError, TransferTimeout
+from ...errors import PeerLost, TransferTimeout
 from ..failure import SupervisionError, decode_failure
 from ..future import Future
 from ..shape import Region
@@ -31,11 +31,6 @@ def deliver(proc: Proc, frame: Frame, future: Future[Any], accept: str = "pickle
         future.set_loader(partial(_load, frame))
         return
     frame.fetched = Future.pending()
-    try:
-        frame.incoming  # noqa: B018  parsed before the fetcher relies on it
-    except ProtocolError as error:
-        future.set_error(error)
-        return
     fetched = frame.fetched
     fetched.add_callback(lambda: future.set_loader(partial(_load_fetched, frame, fetched)))
     proc.fetcher.fetch(frame)
