@@ -19,7 +19,8 @@ class VerbsSide {
  public:
   using Change = std::function<void(mr_options&)>;
 
-  VerbsSide(const std::string& name, const std::string& devices, const std::string& lanes, const Change& change) {
+  VerbsSide(const std::string& name, const std::string& devices, const std::string& lanes, const Change& change,
+            const Verbs& verbs = FakeFabric::verbs()) {
     mr_options raw = Options::defaults();
     raw.name = name.c_str();
     raw.secret = job_secret().data();
@@ -32,7 +33,7 @@ class VerbsSide {
     if (lanes.find("verbs") != std::string::npos) options.lanes.push_back("verbs");
     if (lanes.find("tcp") != std::string::npos) options.lanes.push_back("tcp");
     std::string why;
-    domain = VerbsDomain::open(FakeFabric::verbs(), options, &why);
+    domain = VerbsDomain::open(verbs, options, &why);
     if (!domain) throw std::runtime_error("no rails: " + why);
     node = Node::create(options, {{"verbs", kVerbsAsk, MR_LANE_VERBS,
                                    [domain = domain](LinkHost& host) { return make_verbs(host, domain); }},
@@ -102,13 +103,15 @@ class VerbsSide {
 
 struct VerbsPair {
   explicit VerbsPair(const VerbsSide::Change& change = nullptr, const std::string& lanes = "verbs", bool rails = false,
-                     const std::function<void(FakeFabric&)>& prepare = nullptr) {
+                     const std::function<void(FakeFabric&)>& prepare = nullptr, bool immediate = false,
+                     const Verbs& verbs = FakeFabric::verbs())
+      : fabric(immediate) {
     for (const char* side : {"own", "use"})
       for (uint8_t i = 0; i < 2; ++i)
         fabric.add_card(side + std::to_string(i), static_cast<uint8_t>(i + 10 * (*side == 'u')));
     if (prepare) prepare(fabric);
     owner = std::make_unique<VerbsSide>("owner", rails ? "own0,own1" : "own0", lanes, change);
-    user = std::make_unique<VerbsSide>("user", rails ? "use0,use1" : "use0", lanes, change);
+    user = std::make_unique<VerbsSide>("user", rails ? "use0,use1" : "use0", lanes, change, verbs);
   }
   // Everything that the lane opened is closed again.
   void finish() {
