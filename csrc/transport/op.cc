@@ -110,7 +110,7 @@ bool mr_op::wait(double timeout) {
   if (timeout == 0) return false;
   const bool endless = timeout < 0 || timeout > 1e9;
   const Time until = endless ? Time::max() : after(timeout);
-  while (!done() && Clock::now() < until) {
+  for (bool first = true; !done() && (first || Clock::now() < until); first = false) {
     if (const auto work = helper()) {
       work->help(*this, until);
       if (!done()) sleep_until(until);

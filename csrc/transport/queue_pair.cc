@@ -14,6 +14,7 @@ constexpr double kDrainLimit = 0.1;  // seconds for what had completed to be tak
 constexpr uint32_t kPsnMask = 0xffffff;
 constexpr uint32_t kHotAfter = 16;
 constexpr uint64_t kIdleLooks = 3;
+constexpr int kLooksPerClock = 64;
 
 void relax() {
 #if defined(__x86_64__)
@@ -390,11 +391,19 @@ bool QueuePair::look_in() {
 }
 
 void QueuePair::help(const mr_op& op, Time until) {
-  if (until <= Clock::now()) return;
+  if (until == Time::min()) return;
   helpers_.fetch_add(1);
-  const Time limit = std::min(until, after(limits_.spin));
-  while (!op.done() && !is_broken() && Clock::now() < limit)
-    if (drain(false) == 0) relax();
+  // A look at the clock costs as much as several at the queue.
+  for (Time limit = Time::max();;) {
+    for (int i = 0; i < kLooksPerClock && !op.done(); ++i)
+      if (drain(false) == 0) relax();
+    if (op.done() || is_broken()) break;
+    const Time now = Clock::now();
+    if (limit == Time::max())
+      limit = std::min(until,
+                       now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limits_.spin)));
+    if (now >= limit) break;
+  }
   if (op.done()) helped_.fetch_add(1, std::memory_order_relaxed);
   helpers_.fetch_sub(1);
   // Who sleeps now is woken by the poller.
