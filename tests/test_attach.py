@@ -195,6 +195,18 @@ def test_hosts_form_a_mesh_in_the_order_given(tmp_path: Path, worker_loop: Any, 
     gone_soon(*pids)
 
 
+def test_where_one_host_fails_what_the_others_started_ends(tmp_path: Path, worker_loop: Any, client: Faults) -> None:
+    addresses = [in_directory(tmp_path, "one"), in_directory(tmp_path, "two")]
+    loops = [worker_loop(address) for address in addresses]
+    hosts = attach_to_workers(workers=addresses)
+    os.kill(loops[0].pid, signal.SIGKILL)
+    with pytest.raises(SupervisionError):
+        hosts.spawn_procs({"gpus": 2})
+    template = psutil.Process(loops[1].pid).children()
+    wait_until(lambda: not any(each.children() for each in template), "processes of the other host are left", SOON)
+    assert hosts.slice(hosts=1).spawn_procs().spawn("guest", Guest).rank.call_one().get(LIMIT) == 0
+
+
 def test_a_single_host_has_the_dimension_too(tmp_path: Path, worker_loop: Any, client: Faults) -> None:
     worker_loop(in_directory(tmp_path, "one"))
     assert attach_to_workers(workers=[in_directory(tmp_path, "one")], name="mine").sizes == {"hosts": 1}

@@ -415,7 +415,7 @@ def spawn_on_hosts(
                 else range(local * gpus_per_proc, (local + 1) * gpus_per_proc),
             )
             orders.append(Order(spec, command.python, preload))
-        agent = HostMesh(hosts._name, [address], Extent([], []).region)._agents()
+        agent = _alone(hosts, address)._agents()
         futures[address] = agent.spawn.call_one(orders, name, host * count, owner, client, timeout)
     spawned = _all_or_none(hosts, futures)
     watch = current_proc().host_watch
@@ -440,9 +440,16 @@ def _all_or_none(hosts: HostMesh, futures: Mapping[str, Future[list[str]]]) -> d
         except Exception as error:
             failure = failure or error
     if failure is not None:
-        hosts._stop_procs(list(itertools.chain(*spawned.values())), "other hosts could not start theirs").wait(None)
+        why = "other hosts could not start theirs"
+        for stopped in [_alone(hosts, agent)._stop_procs(addresses, why) for agent, addresses in spawned.items()]:
+            stopped.wait(None)
         raise failure
     return spawned
+
+
+def _alone(hosts: HostMesh, agent: str) -> HostMesh:
+    """The one host of that agent."""
+    return HostMesh(hosts._name, [agent], Extent([], []).region)
 
 
 def _command(given: Any, point: Point) -> BootstrapCommand:
