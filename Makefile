@@ -69,6 +69,7 @@ bench: build ## speed beside memcpy, iperf3 and raw sockets (BENCH_ARGS="-k name
 	@.ci/system_packages.sh bench
 	$(PY) -m pytest benchmarks $(BENCH_ARGS)
 	$(PY) benchmarks/report.py
+	$(PY) benchmarks/bench_actor.py --quick
 
 asan: setup ## the C++ tests under the address and undefined behaviour sanitisers
 	$(call cpp_run,check,.lock-asan,$(ASAN))
