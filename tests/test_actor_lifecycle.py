@@ -302,6 +302,18 @@ def test_a_client_that_ends_while_processes_come_up_ends_them(number: signal.Sig
         process.wait(LIMIT)
 
 
+def test_a_program_whose_directory_is_gone_starts_processes(tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    code = "import os; from monarch_rdma.actor import this_host; os.rmdir(os.getcwd()); "
+    code += "print(this_host().spawn_procs({'n': 2}).sizes)"
+    environment = {**os.environ, "PYTHONPATH": str(PROGRAMS.parent.parent)}
+    ended = subprocess.run(
+        [sys.executable, "-c", code], cwd=gone, env=environment, capture_output=True, text=True, timeout=LIMIT
+    )
+    assert ended.stdout == "{'n': 2}\n", ended.stderr
+
+
 def test_a_call_while_the_interpreter_shuts_down_fails_with_a_sentence() -> None:
     command = [sys.executable, PROGRAMS / "called_too_late.py"]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=LIMIT, check=True)

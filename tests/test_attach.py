@@ -26,6 +26,7 @@ from monarch_rdma.actor import (
     HostMesh,
     Port,
     SupervisionError,
+    attach,
     attach_to_workers,
     context,
     current_rank,
@@ -36,7 +37,7 @@ from monarch_rdma.actor import (
     start_worker_loop_forever,
     this_host,
 )
-from monarch_rdma.actor.joining import attach, job_secret, transport
+from monarch_rdma.actor.joining import job_secret, transport
 from monarch_rdma.actor.runtime.proc import close_current
 from monarch_rdma.errors import AuthenticationError, ConfigError, PeerLost, ResourceExhausted, TransferTimeout
 from monarch_rdma.rdma import Engine, Secret, default_engine

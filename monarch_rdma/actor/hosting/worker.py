@@ -18,6 +18,7 @@ from ...rdma.engine import adopt_secret, default_engine
 from ...rdma.secret import Secret
 from ..debugging import breakpoints
 from ..failure import SupervisionError
+from ..launch.placement import absolute
 from ..runtime import message
 from ..runtime.message import Frame
 from ..runtime.proc import AGENT, Proc, close_current, current_proc
@@ -36,7 +37,7 @@ def seed(bootstrap: Callable[[], Any] | None) -> bytes:
     import cloudpickle
 
     options = {name: value for name, value in config.get_runtime_config().items() if name not in _OWN_OPTIONS}
-    path = [os.path.abspath(entry) for entry in sys.path]
+    path = [absolute(entry) for entry in sys.path]
     run_first = None if bootstrap is None else cloudpickle.dumps(bootstrap)
     return pickle.dumps((options, path, current_proc().client, run_first))
 

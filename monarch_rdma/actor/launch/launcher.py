@@ -521,7 +521,7 @@ def _execute(python: str | None, env: dict[str, str]) -> tuple[subprocess.Popen[
 
 def _path_for(python: str | None) -> tuple[bool, list[str]]:
     """Where a template finds modules: whether this is all, or goes before what another interpreter has of its own."""
-    path = [os.path.abspath(place) if os.path.isdir(place or ".") else place for place in sys.path]
+    path = [placement.absolute(place) if os.path.isdir(place or ".") else place for place in sys.path]
     if python in (None, sys.executable):
         return True, path
     ours = tuple(os.path.join(prefix, "") for prefix in {sys.prefix, sys.base_prefix})

@@ -13,7 +13,16 @@ from typing import Any
 
 from ...errors import ConfigError
 
-__all__ = ["BIND_KEYS", "bound", "enter", "environment", "set_title", "threads_changes", "visible_devices"]
+__all__ = [
+    "BIND_KEYS",
+    "absolute",
+    "bound",
+    "enter",
+    "environment",
+    "set_title",
+    "threads_changes",
+    "visible_devices",
+]
 
 BIND_KEYS = ("cpunodebind", "membind", "physcpubind", "cpus")
 _NODES = "/sys/devices/system/node"
@@ -216,3 +225,11 @@ def _ranges(text: str) -> set[int]:
         first, _, last = part.partition("-")
         numbers |= set(range(int(first), int(last or first) + 1))
     return numbers
+
+
+def absolute(path: str) -> str:
+    """The same, for processes with another working directory."""
+    try:
+        return os.path.abspath(path)
+    except FileNotFoundError:  # ours is gone, and with it what was relative to it
+        return path
