@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 from actor_client import LIMIT, Stage, hold, hold_async, wait_until
 
-from monarch_rdma.actor import Actor, Channel, Port, ProcMesh, concurrent_endpoint, context, endpoint
+from monarch_rdma.actor import Actor, Channel, Port, ProcMesh, concurrent_endpoint, context, endpoint, this_proc
+from monarch_rdma.actor.runtime.instance import Instance
+from monarch_rdma.actor.runtime.message import Frame
 from monarch_rdma.errors import Cancelled, TransferTimeout
 
 
@@ -49,6 +51,12 @@ class Patient(Actor):
     @endpoint
     async def history(self) -> list[Any]:
         return self.log
+
+    @endpoint
+    async def cancellations(self) -> int:
+        """That asyncio counts for the task: task groups go wrong where some are left over. Python 3.11 begins to."""
+        task = asyncio.current_task()
+        return int(task.cancelling()) if hasattr(task, "cancelling") else 0
 
     @endpoint
     async def uses_a_timeout(self) -> str:
@@ -141,6 +149,7 @@ def test_a_handler_may_go_on_although_it_is_cancelled(patient: Any) -> None:
     future.cancel()
     eventually(patient, "cancelled, and went on")
     assert patient.uses_a_timeout.call_one().get(LIMIT) == "timed out"
+    assert patient.cancellations.call_one().get(LIMIT) == 0
     with pytest.raises(Cancelled):
         future.get(LIMIT)
 
@@ -181,6 +190,26 @@ def test_cancels_that_race_with_answers_lose_nothing(patient: Any) -> None:
         assert isinstance(error, Cancelled) if cancelled else error is None
     seen = patient.history.call_one().get(LIMIT)
     assert seen == sorted(set(seen))
+
+
+@pytest.mark.parametrize("cls", [Patient, SyncPatient])
+def test_a_cancel_that_comes_just_as_the_message_is_taken_is_seen(cls: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    taken, cancelled, is_work = threading.Event(), threading.Event(), Instance._is_work
+
+    def slowly(instance: Instance, frame: Frame) -> bool:
+        if frame.method == b"note" and not taken.is_set():
+            taken.set()
+            cancelled.wait(LIMIT)
+        return is_work(instance, frame)
+
+    monkeypatch.setattr(Instance, "_is_work", slowly)
+    actor = this_proc().spawn("here", cls)
+    future = actor.note.call_one("cancelled")
+    taken.wait(LIMIT)
+    future.cancel()
+    cancelled.set()
+    assert actor.history.call_one().get(LIMIT) == []
+    actor.stop().get(LIMIT)
 
 
 def test_cancels_from_many_threads_end_a_call_once(patient: Any) -> None:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gc
 import os
+import pickle
 import signal
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import cloudpickle
 import psutil
 import pytest
 from actor_client import LIMIT, Faults, Stage, hold, wait_until
 
 from monarch_rdma import config
-from monarch_rdma.actor import Actor, Channel, HostMesh, Port, ProcMesh, SupervisionError, endpoint
+from monarch_rdma.actor import Actor, Channel, HostMesh, Port, ProcMesh, SupervisionError, endpoint, this_proc
+from monarch_rdma.actor.runtime.mailbox import Mailbox
+from monarch_rdma.actor.runtime.message import Frame
 from monarch_rdma.errors import Cancelled, ResourceExhausted, TransferTimeout
 
 SPACE = 64  # messages of one process in a mailbox: the least that can be set
@@ -44,6 +49,17 @@ class Slow(Actor):
         for number in range(count):
             port.send(number)
         return "poured"
+
+    @endpoint
+    def flood_anew(self, others: bytes, count: int) -> str:
+        """Each message through a mesh that is made for it, and then let go of."""
+        try:
+            for number in range(count):
+                pickle.loads(others).slice(n=0).take.options(timeout=0.3).broadcast(number)
+                gc.collect()
+        except (ResourceExhausted, TransferTimeout) as error:
+            return type(error).__name__
+        return "all sent"
 
     @endpoint
     def flood(self, other: Any, count: int) -> str:
@@ -227,6 +243,16 @@ def test_actors_that_flood_each_other_or_themselves_do_not_hang(slow_procs: Proc
     assert first.flood.call_one(first, SPACE // 2).get(LIMIT) == "all sent"
 
 
+def test_a_mailbox_is_full_whatever_mesh_a_message_comes_through(slow_procs: ProcMesh) -> None:
+    mesh, stage = slow_procs.spawn("slow", Slow), Stage()
+    mesh.slice(n=0).wait.broadcast(stage.port)
+    port = stage.next()
+    flooding = mesh.slice(n=1).flood_anew.call_one(cloudpickle.dumps(mesh), 2 * SPACE)
+    assert flooding.get(LIMIT) in ("ResourceExhausted", "TransferTimeout")
+    port.send(None)
+    assert mesh.slice(n=0).all.call_one().get(LIMIT) == list(range(SPACE))
+
+
 def test_a_port_that_nobody_reads_holds_its_sender_up(slow: Any) -> None:
     port, receiver = Channel.open()
     pouring = slow.pour.call_one(port, 10 * SPACE)
@@ -234,6 +260,38 @@ def test_a_port_that_nobody_reads_holds_its_sender_up(slow: Any) -> None:
         pouring.get(timeout=0.2)
     assert [receiver.recv().get(LIMIT) for _ in range(10 * SPACE)] == list(range(10 * SPACE))
     assert pouring.get(LIMIT) == "poured"
+
+
+def test_large_arguments_are_read_ahead_however_many_there_were(client: HostMesh) -> None:
+    with config.configured(mailbox_bytes=4 << 20):
+        procs = client.spawn_procs()
+    slow, size = procs.spawn("slow", Slow), 3 << 20
+    for number in range(1, 4):
+        stage = Stage()
+        slow.wait.broadcast(stage.port)
+        port = stage.next()
+        sender = Sender(lambda _: slow.take.broadcast(b"x" * size), 1)
+        sender.finish()  # although the actor is busy
+        port.send(None)
+        assert slow.all.call_one().get(LIMIT) == [size] * number
+    procs.stop().get(LIMIT)
+
+
+def test_large_arguments_that_come_at_the_same_time_are_all_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """None is left for an actor that sleeps to fetch, and then forgotten."""
+    slow, size, admit, both = this_proc().spawn("slow", Slow), 1 << 21, Mailbox._admit, threading.Barrier(2)
+    slow.all.call_one().get(LIMIT)
+
+    def admit_together(mailbox: Mailbox, frame: Frame) -> None:
+        admit(mailbox, frame)
+        both.wait(LIMIT)
+
+    monkeypatch.setattr(Mailbox, "_admit", admit_together)
+    senders = [Sender(lambda _: slow.take.call_one(b"x" * size).get(LIMIT), 1) for _ in range(2)]
+    for sender in senders:
+        sender.finish()
+    assert slow.all.call_one().get(LIMIT) == [size] * 2
+    slow.stop().get(LIMIT)
 
 
 def test_large_arguments_beyond_the_budget_stay_with_their_sender(client: HostMesh) -> None:

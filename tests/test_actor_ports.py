@@ -27,6 +27,7 @@ from monarch_rdma.actor import (
     endpoint,
     send,
 )
+from monarch_rdma.actor.runtime.proc import current_proc
 from monarch_rdma.errors import ConfigError
 
 
@@ -131,6 +132,11 @@ class Answerer(Actor):
     @endpoint(explicit_response_port=True)
     def raise_through(self, port: Port[Any], error: Exception) -> None:
         port.exception(error)
+
+    @endpoint(explicit_response_port=True)
+    def copies_answer(self, port: Port[Any]) -> None:
+        for _ in range(2):
+            pickle.loads(pickle.dumps(port)).send(current_rank().rank)
 
     @endpoint(explicit_response_port=True)
     def drop(self, port: Port[Any]) -> None:
@@ -516,6 +522,29 @@ def test_a_port_let_go_of_later_raises_then(answerer: Any) -> None:
 def test_a_second_answer_is_refused(answerer: Any) -> None:
     assert answerer.twice.call_one().get(LIMIT) == "first"
     assert len(answerer.all_problems.call_one().get(LIMIT)) == 1
+
+
+def test_of_the_answers_through_copies_of_a_port_the_first_counts(answerers: Any) -> None:
+    for _ in range(20):
+        assert answerers.copies_answer.call().get(LIMIT).values() == list(range(len(answerers)))
+
+
+def test_a_port_that_is_closed_waits_for_nobody(sources: Any) -> None:
+    def waiting() -> int:
+        return sum(map(len, current_proc()._expecting.values()))
+
+    sources.value.call().get(LIMIT)
+    gc.collect()
+    before = waiting()
+    for number in range(20):
+        port, receiver = Channel[int].open()
+        sources.pour.call(port, [number]).get(LIMIT)
+        assert receiver.recv().get(LIMIT) == number
+        send(sources.value, (), {}, port=port)
+        receiver.recv().get(LIMIT)
+        del port, receiver
+    gc.collect()
+    wait_until(lambda: waiting() <= before, lambda: f"{waiting()} are waited for, not {before}")
 
 
 def test_the_caller_hears_of_an_exception_before_the_answer(procs: ProcMesh, faults: Faults) -> None:

@@ -2,21 +2,36 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 import torch
-from actor_client import Faults
+from actor_client import Faults, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 
 from monarch_rdma import config
-from monarch_rdma.actor import Actor, ActorMesh, HostMesh, ProcMesh, SupervisionError, current_rank, endpoint
+from monarch_rdma.actor import (
+    Actor,
+    ActorError,
+    ActorMesh,
+    Channel,
+    Future,
+    HostMesh,
+    Port,
+    ProcMesh,
+    SupervisionError,
+    current_rank,
+    endpoint,
+)
 from monarch_rdma.actor.runtime import message, tree
-from monarch_rdma.actor.runtime.proc import Proc
+from monarch_rdma.actor.runtime.proc import Proc, current_proc
+from monarch_rdma.errors import TransferTimeout
 
 COUNT = 9
 
@@ -45,8 +60,35 @@ class Member(Actor):
         return total
 
     @endpoint
-    def ones(self, count: int) -> torch.Tensor:
-        return torch.ones(count)
+    def ones_of(self, counts: list[int]) -> torch.Tensor:
+        return torch.ones(counts[current_rank().rank])
+
+    @endpoint
+    def hear_and_report(self, value: Any, port: Port[Any]) -> None:
+        port.send(value)
+
+    @endpoint
+    async def sleep(self, seconds: float, fails_at: int = -1) -> None:
+        await asyncio.sleep(seconds)
+        if current_rank().rank == fails_at:
+            raise KeyError(fails_at)
+
+    @endpoint
+    def num_receivers(self) -> int:
+        return len(current_proc().receivers)
+
+    @endpoint
+    def call_hear(self, others: ActorMesh[Member]) -> list[int]:
+        return others.hear.call("from a member").get(timeout=20).values()
+
+    @endpoint
+    def hold_cleanup(self, port: Port[int]) -> None:
+        self.port: Port[int] | None = port
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        if getattr(self, "port", None) is not None:
+            self.port.send(0)
+            threading.Event().wait()
 
     @endpoint
     def raise_on(self, rank: int) -> None:
@@ -157,10 +199,96 @@ def test_answers_come_up_the_tree_together(procs: ProcMesh, monkeypatch: pytest.
     assert 1 <= kinds.count(message.SEND) <= int(config.get("cast_fanout"))
 
 
-def test_large_answers_and_failures_go_to_the_caller_directly(procs: ProcMesh) -> None:
+def test_large_answers_go_to_the_caller_directly_and_hold_nobody_up(procs: ProcMesh) -> None:
     members = spawn(procs)
-    answers = members.ones.call(300_000).get(timeout=20).values()
-    assert [float(tensor.sum()) for tensor in answers] == [300_000.0] * COUNT
+    for small in (set[int](), {0, 4, 7}, {COUNT - 1}):
+        counts = [10 if rank in small else 300_000 for rank in range(COUNT)]
+        answers = members.ones_of.call(counts).get(timeout=20).values()
+        assert [float(tensor.sum()) for tensor in answers] == counts
+    assert members.hear.call("next").get(timeout=20).values() == list(range(COUNT))
+
+
+def test_casts_of_many_threads_all_arrive(procs: ProcMesh) -> None:
+    """Each thread's in their order, to all or to a part."""
+    members = spawn(procs)
+    parts = [members, members.slice(p=slice(2, 7)), members, members.slice(p=slice(0, 5))]
+
+    def send(who: int) -> None:
+        for i in range(100):
+            parts[who].hear.broadcast((who, i))
+
+    threads = [threading.Thread(target=send, args=(who,)) for who in range(len(parts))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rank, heard in enumerate(members.tell.call().get(timeout=20).values()):
+        for who, part in enumerate([range(COUNT), range(2, 7), range(COUNT), range(5)]):
+            assert [i for sender, i in heard if sender == who] == (list(range(100)) if rank in part else [])
+
+
+def test_a_stop_of_one_comes_after_a_cast_on_its_way(procs: ProcMesh) -> None:
+    members = spawn(procs)
+    pids = members.pid.call().get(timeout=20).values()
+    port, receiver = Channel[str].open()
+    os.kill(pids[0], signal.SIGSTOP)  # it is asked to pass the cast on
+    members.slice(p=slice(0, 8)).hear_and_report.broadcast("cast", port)
+    stopping: list[Future[None]] = []
+    thread = threading.Thread(target=lambda: stopping.append(members.slice(p=slice(1, 8)).stop()))
+    thread.start()
+    os.kill(pids[0], signal.SIGCONT)
+    thread.join()
+    stopping[0].get(timeout=20)
+    assert [receiver.recv().get(timeout=20) for _ in range(8)] == ["cast"] * 8
+
+
+def test_a_cancel_reaches_calls_that_are_on_their_way_over_the_tree(procs: ProcMesh) -> None:
+    members = spawn(procs)
+    pids = members.pid.call().get(timeout=20).values()
+    os.kill(pids[0], signal.SIGSTOP)
+    future = members.slice(p=slice(0, 8)).sleep.call(3600)
+    future.cancel()
+    os.kill(pids[0], signal.SIGCONT)
+    assert members.hear.call("after").get(timeout=20).values() == list(range(COUNT))
+
+
+def test_nothing_is_left_of_calls_that_get_no_answers(procs: ProcMesh) -> None:
+    """Neither of those that were cancelled, nor of those that fail because a member has ended."""
+    members = spawn(procs)
+    before = members.num_receivers.call().get(timeout=20).values()
+    for seconds in (3600, 0):
+        with pytest.raises((TransferTimeout, ActorError)):
+            members.sleep.options(timeout=0.2).call(seconds, fails_at=COUNT - 1).get()
+    members.hear.call("after").get(timeout=20)
+    wait_until(lambda: members.num_receivers.call().get(timeout=20).values() == before, "numbers are left behind")
+
+
+def test_a_stop_ends_although_who_passed_it_on_dies(client: HostMesh, faults: Faults) -> None:
+    with config.configured(cast_fanout=2):
+        procs = client.spawn_procs({"p": COUNT})
+        members = spawn(procs)
+        pid = members.slice(p=0).pid.call_one().get(timeout=20)
+        port, receiver = Channel[int].open()
+        members.slice(p=0).hold_cleanup.call_one(port).get(timeout=20)
+        stopped = members.stop()
+        assert receiver.recv().get(timeout=20) == 0  # its answer, and those from below, are not here yet
+        with pytest.raises(SupervisionError):
+            members.slice(p=1).pid.call_one().get(timeout=20)
+        os.kill(pid, signal.SIGKILL)
+        stopped.get(timeout=20)
+        assert faults.next().rank == 0
+        procs.stop().get(timeout=20)
+
+
+def test_an_actor_may_be_called_by_others_before_its_own_first_message(procs: ProcMesh) -> None:
+    """A mesh can be sent on at once; the way to the first messages of its actors may be the longer one."""
+    callers = spawn(procs)
+    pids = callers.pid.call().get(timeout=20).values()
+    os.kill(pids[0], signal.SIGSTOP)  # it is asked to pass the first message on
+    members = procs.slice(p=slice(0, 8)).spawn("late", Member)
+    future = callers.slice(p=8).call_hear.call_one(members.slice(p=slice(1, 8)))
+    os.kill(pids[0], signal.SIGCONT)
+    assert future.get(timeout=20) == list(range(7))
 
 
 def test_large_arguments_go_to_another_host_once(client: HostMesh, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -78,8 +78,10 @@ class Port(Generic[R]):
         """The actors at these routes will be told to answer here; their processes may die."""
         if self._address != proc.address:
             raise ConfigError(f"port is {self!r}, but answers can only go to a port opened in this process")
-        for route in routes:
-            proc.expect(self._number, route.address)
+        queue = proc.receivers.get(self._number)
+        if isinstance(queue, _Queue):
+            for route in routes:
+                queue.expect(route.address)
 
     @property
     def return_undeliverable(self) -> bool:
@@ -101,7 +103,12 @@ class Port(Generic[R]):
             if self._route is None or self._route[0] is not proc:
                 self._route = proc, proc.route(self._address, self._number)
             self._route[1].enter(time.monotonic() + PATIENCE)
-        taken = self._start(proc, outgoing, flags)
+        try:
+            taken = self._start(proc, outgoing, flags)
+        except BaseException:
+            if self._route is not None:
+                self._route[1].give_back()
+            raise
         note_holders(proc, [self._address])
         if taken is not None:
             taken.wait(None)
@@ -127,8 +134,7 @@ class ResponsePort(Port[R]):
     __slots__ = ("_proc",)
 
     def __init__(self, proc: Proc, frame: Frame) -> None:
-        address, number = frame.answer_to or (frame.address, frame.reply)
-        super().__init__(address, number, rank=frame.rank, is_once=True)
+        super().__init__(frame.address, frame.reply, rank=frame.rank, is_once=True)
         self._proc = proc
 
     def _start(self, proc: Proc, outgoing: Any, flags: int) -> Future[None] | None:
@@ -235,6 +241,7 @@ class _Queue:
         self._arrived: deque[_Item] = deque()
         self._waiting: deque[weakref.ref[_Received]] = deque()
         self._taken: Counter[str] = Counter()  # values by process, since the last credit
+        self._holders: set[str] = set()  # processes that may send here
         self.number = proc.register(self)
 
     def next(self, ranked: bool) -> Future[Any]:
@@ -296,8 +303,17 @@ class _Queue:
 
     def close(self) -> None:
         """What waits here is dropped, as is all that comes from now on: senders do not wait for room any more."""
-        if self._proc.forget(self.number) and (self._arrived or self._taken):
+        if not self._proc.forget(self.number):
+            return
+        for holder in self._holders.copy():
+            self._proc.fulfil(self.number, holder)
+        if self._arrived or self._taken:
             self._proc.fetcher.do(self._credit_rest)
+
+    def expect(self, holder: str) -> None:
+        """That process may send here: `recv` tells of its loss."""
+        self._holders.add(holder)
+        self._proc.expect(self.number, holder)
 
     def _credit_rest(self) -> None:
         with self._lock:
@@ -313,7 +329,7 @@ class _Queue:
 
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == message.HOLD:
-            self._proc.expect(self.number, bytes(frame.body).decode())
+            self.expect(bytes(frame.body).decode())
         elif frame.kind == message.SEND:
             part: Future[Any] = Future.pending()
             self.put(_Item(frame.rank, frame.address, part, not self._is_once))

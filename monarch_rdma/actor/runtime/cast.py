@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
 from ... import config
+from ...errors import ResourceExhausted
 from ..failure import SupervisionError
+from ..future import Future
 from ..port import note_holders
 from . import message, tree
 from .transmission import Transmission
@@ -97,10 +100,15 @@ def _directly(
                 extent=call.extent,
             )
             try:
-                if not call.flags & _UNCOUNTED:
-                    route.enter(deadline)
+                is_counted = not call.flags & _UNCOUNTED
+                route.enter(deadline, takes_place=is_counted)
                 route.last_direct = call.reply or _UNANSWERED
-                proc.post(route.address, head, outgoing.body, max(0.0, deadline - time.monotonic()))
+                try:
+                    proc.post(route.address, head, outgoing.body, max(0.0, deadline - time.monotonic()))
+                except BaseException:
+                    if is_counted:
+                        route.give_back()
+                    raise
             except SupervisionError as error:
                 lost = _fail(rank, error, waiting)
                 if transmission is not None:
@@ -126,28 +134,64 @@ def _over_tree(
     call: Cast,
 ) -> SupervisionError | None:
     """The last one that is lost."""
-    lost, entered = None, []
+    lost = None
+    entered: list[_Receiver] = []
     members: list[tree.Member] = []
     alone: list[tree.Member] = []
-    for rank, route in receivers:
+    for receiver in receivers:
         try:
-            if not call.flags & _UNCOUNTED:
-                route.enter(deadline)
-            (alone if route.last_direct else members).append(tree.Member(rank, route.address))
-            entered.append(route)
+            receiver.route.enter(deadline, takes_place=not call.flags & _UNCOUNTED)
+            entered.append(receiver)
         except SupervisionError as error:
-            lost = _fail(rank, error, waiting)
-    is_collected = waiting is not None and waiting.wants_all
-    numbered = replace(call, number=tree.next_number(), is_collected=is_collected)
-    branches = tree.start(proc, numbered, members, alone, outgoing)
-    for route in entered:
-        route.after, route.last_direct = branches.done, 0
-    if outgoing.num_large and not branches.done.wait(_seconds_to(patience)):
+            lost = _fail(receiver.rank, error, waiting)
+    if not entered:
+        return lost
+    # A method that answers through a port may let others answer, from anywhere.
+    is_collected = waiting is not None and waiting.wants_all and not call.flags & message.PORT
+    done: Future[None] = Future.pending()
+    with _line_up:  # one order for all: two casts that wait for each other would never leave
+        numbered = replace(call, number=tree.next_number(), is_collected=is_collected)
+        before = []
+        for receiver in entered:
+            cast_before, is_direct = receiver.route.begin_cast(done)
+            before.append(cast_before)
+            (alone if is_direct else members).append(tree.Member(receiver.rank, receiver.route.address))
+    try:
+        _await_all(before, deadline)
+    except BaseException:
+        if not call.flags & _UNCOUNTED:
+            for receiver in entered:
+                receiver.route.give_back()
+        _end_after(before, done)
+        raise
+    try:
+        tree.start(proc, numbered, members, alone, outgoing, done)
+    except BaseException:
+        done.set_result(None)
+        raise
+    if outgoing.num_large and not done.wait(_seconds_to(patience)):
         outgoing.release()
     return lost
 
 
+def _await_all(casts: Sequence[Future[None] | None], deadline: float) -> None:
+    """Those that other threads have begun: members take casts in the order of their numbers."""
+    for cast in casts:
+        if cast is not None and not cast.wait(max(0.0, deadline - time.monotonic())):
+            raise ResourceExhausted("another cast to these actors is still on its way", operation="call")
+
+
+def _end_after(casts: Sequence[Future[None] | None], done: Future[None]) -> None:
+    """Of a cast that never left: what waits for it may go when those before it are over."""
+    pending = next((cast for cast in casts if cast is not None and not cast.done()), None)
+    if pending is None:
+        done.set_result(None)
+    else:
+        pending.add_callback(lambda: _end_after(casts, done))
+
+
 _UNANSWERED = -1
+_line_up = threading.Lock()
 _UNCOUNTED = message.NEW | message.STOP  # they need no place in the mailbox
 
 

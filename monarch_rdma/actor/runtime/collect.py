@@ -1,8 +1,8 @@
 """Answers on their way up a tree: each process sends those from below on together.
 
-Only what is small, and only where the caller waits for all answers: a failure, or an answer with large buffers,
-goes to the caller directly. Nothing is repeated here: a process that is lost takes answers with it, but then the caller
-is told that a member is lost, and has no result anyway.
+Only what is small, and only where the caller waits for all answers and has no result without one of them: a failure,
+or an answer with large buffers, goes to the caller directly. Nothing is repeated here: a process that is lost takes
+answers with it, and then the call fails.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from ..failure import SupervisionError
+from ...errors import RdmaError, TransferTimeout
+from ..failure import SupervisionError, encode_failure
 from . import message
 from .message import Frame
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["Collector", "pieces_of"]
 
 _PIECE = struct.Struct("<II")  # rank, length
+_PATIENCE = 60.0  # seconds that the parent may take no frames
 
 
 class Collector:
@@ -34,38 +36,71 @@ class Collector:
         self._cast = cast
         self._parent = parent
         self._up = up
+        self._count = count
         self._left = count
         self._pieces: list[bytes] = []
+        self._children: set[str] = set()
         self._lock = threading.Lock()
         self.number = proc.register(self)
 
+    def add(self, rank: int, body: bytes) -> None:
+        """The answer of the actor here."""
+        self._add([_PIECE.pack(rank, len(body)), body], 1)
+
+    def skip(self) -> None:
+        """That answer goes another way, or never comes."""
+        self._add([], 1)
+
+    def wait_for(self, address: str) -> None:
+        """Answers come from that process."""
+        self._children.add(address)
+        self._proc.expect(self.number, address)
+
+    def give_up(self, why: str) -> None:
+        """Some answers from below will never come here: the caller is told, and all others are dropped."""
+        if self._finish():
+            self._fail(why)
+
     def on_frame(self, frame: Frame) -> None:
-        if frame.kind != message.SEND:
-            return
         if frame.flags & message.MANY:
-            self._add([bytes(frame.body)], sum(1 for _ in pieces_of(frame)))
-        elif frame.flags & (message.FAILED | message.LARGE):
-            head = message.pack(message.SEND, self._cast.reply, flags=frame.flags, rank=frame.rank, origin=frame.origin)
-            self._proc.post_quietly(self._cast.sender, head, bytes(frame.body))
-            self._add([], 1)
-        else:
-            self._add([_PIECE.pack(frame.rank, len(frame.body)), bytes(frame.body)], 1)
+            self._add([bytes(frame.body)], frame.rank)
 
     def on_lost(self, address: str, error: SupervisionError) -> None:
-        self._proc.forget(self.number)  # the caller hears of it by itself
+        self.give_up(str(error))
+
+    def _finish(self) -> bool:
+        for address in self._children:
+            self._proc.fulfil(self.number, address)
+        return self._proc.forget(self.number)
 
     def _add(self, pieces: list[bytes], count: int) -> None:
         with self._lock:
             self._pieces += pieces
             self._left -= count
             is_last = self._left == 0
-        if is_last and self._proc.forget(self.number):
-            head = message.pack(message.SEND, self._up, flags=message.MANY)
-            self._proc.post_quietly(self._parent, head, b"".join(self._pieces))
+        if is_last and self._finish():
+            self._send_up(0.0)
+
+    def _send_up(self, timeout: float) -> None:
+        head = message.pack(message.SEND, self._up, flags=message.MANY, rank=self._count)
+        try:
+            self._proc.post(self._parent, head, b"".join(self._pieces), timeout)
+        except TransferTimeout as error:
+            if timeout:
+                self._fail(f"answers are lost: {error}")
+            else:
+                self._proc.fetcher.do(lambda: self._send_up(_PATIENCE))
+        except (SupervisionError, RdmaError) as error:
+            self._fail(f"answers are lost: {error}")
+
+    def _fail(self, why: str) -> None:
+        head = message.pack(message.SEND, self._cast.reply, flags=message.FAILED)
+        error = SupervisionError(why, self._cast.method.decode())
+        self._proc.post_quietly(self._cast.sender, head, encode_failure(error).body)
 
 
 def pieces_of(frame: Frame) -> Iterator[Frame]:
-    """The answers in a frame that was collected."""
+    """The answers in a frame that was collected. Its rank: how many it stands for, skipped ones too."""
     body, at = frame.body, 0
     while at < len(body):
         rank, length = _PIECE.unpack_from(body, at)

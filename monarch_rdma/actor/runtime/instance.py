@@ -7,15 +7,17 @@ on one at a time, in order; those of concurrent endpoints start in order and go 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import inspect
 import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+from ...errors import TransferTimeout
 from ..actor import Actor
 from ..context import Context, running
 from ..debugging import breakpoints
@@ -188,7 +190,7 @@ class Instance:
         if frame.kind == message.CANCEL:
             self._on_cancel(frame)
         elif frame.kind == message.FAILURE and self._loop is not None and frame.body:
-            self._loop.call_soon_threadsafe(self._start_task, frame)  # at once, whatever message it works on
+            self._do_on_loop(self._start_task, frame)  # at once, whatever message it works on
         elif frame.kind in (message.CALL, message.FAILURE):
             self._mailbox.put(frame)
             if self._ended is not None:
@@ -201,13 +203,19 @@ class Instance:
         self.on_frame(message.unpack(memoryview(head + body), self._proc.address))
 
     def _on_cancel(self, frame: Frame) -> None:
-        for call in (self._mailbox.find(frame.address, frame.reply), self._current, *self._tasks.copy().values()):
+        waiting = self._mailbox.find(frame.address, frame.reply)
+        for call in (waiting, self._mailbox.at_hand, *self._tasks.copy().values()):
             if call is not None and call.reply == frame.reply and call.address == frame.address:
                 call.is_cancelled = True
                 breakpoints.on_cancelled(call)
-                if self._loop is not None:
-                    self._loop.call_soon_threadsafe(self._cancel_running, call)
+                self._do_on_loop(self._cancel_running, call)
                 return
+
+    def _do_on_loop(self, action: Callable[[Frame], None], frame: Frame) -> None:
+        """Nothing where there is none, or none any more."""
+        if self._loop is not None:
+            with contextlib.suppress(RuntimeError):  # it was closed: the actor has ended
+                self._loop.call_soon_threadsafe(action, frame)
 
     def _cancel_running(self, call: Frame) -> None:
         if self._current is call and self._driver is not None:
@@ -217,7 +225,7 @@ class Instance:
                 task.cancel()
 
     def _refuse_rest(self) -> None:
-        while (frame := self._mailbox.poll()) is not None:
+        while (frame := self._mailbox.take_rest()) is not None:
             self._proc.refuse(frame, f"actor {self.name}: {self._ended}")
 
     # --- its life, on its thread
@@ -320,10 +328,11 @@ class Instance:
             self._ended = "it was stopped"
         else:
             self._ended = f"it failed: {_one_line(error)}"
-        reason = f"its owner {self.name} has ended"
-        threading.Thread(target=self.owned.stop, args=(reason,), name=f"end of {self.name}", daemon=True).start()
         self._proc.bury(self._number, Tombstone(self._proc, self.name, self._ended))
         self._refuse_rest()
+        if not self.owned.is_empty:
+            reason = f"its owner {self.name} has ended"
+            threading.Thread(target=self.owned.stop, args=(reason,), name=f"end of {self.name}", daemon=True).start()
         if self._last is not None:
             self._answer(self._last, None) if error is None else self._answer_failure(self._last, error)
         if error is not None and self._birth is not None:
@@ -347,12 +356,17 @@ class Instance:
         self._popped[frame.address] += 1
         if self._popped[frame.address] >= CREDIT_BATCH:
             self._proc.credit(frame.address, self._number, self._popped.pop(frame.address))
+        if frame.is_cancelled:
+            self._proc.leave_uncollected(frame)
         return not frame.is_cancelled
 
     def _run(self, frame: Frame) -> None:
+        self._current, self._since = frame, time.monotonic()
         try:
             if frame.fetched is not None:
                 frame.fetched.wait(None)
+            if frame.is_cancelled:
+                return self._proc.leave_uncollected(frame)
             value = self._invoke(frame)
             if inspect.iscoroutine(value):  # a plain method called through as_endpoint, or an async __supervise__
                 value = finish_coroutine(value)
@@ -362,7 +376,7 @@ class Instance:
         except BaseException as error:
             self._failed(frame, error)
         finally:
-            self._current = None
+            self._current = self._mailbox.at_hand = None
 
     async def _run_or_start(self, frame: Frame) -> None:
         prop = self._endpoints.get(frame.method.decode())
@@ -371,6 +385,7 @@ class Instance:
         while len(self._tasks) >= _MOST_TASKS:
             await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
         self._start_task(frame)
+        self._mailbox.at_hand = None
 
     def _start_task(self, frame: Frame) -> None:
         task = asyncio.get_running_loop().create_task(self._run_async(frame, is_driver=False))
@@ -378,13 +393,19 @@ class Instance:
         task.add_done_callback(self._on_task_done)
 
     def _on_task_done(self, task: asyncio.Task[None]) -> None:
-        del self._tasks[task]
+        frame = self._tasks.pop(task)
+        if frame.is_cancelled:  # it may never have begun
+            self._proc.leave_uncollected(frame)
 
     async def _run_async(self, frame: Frame, is_driver: bool = True) -> None:
+        if is_driver:
+            self._current, self._since = frame, time.monotonic()
         try:
             if frame.fetched is not None and not frame.fetched.done():
                 await frame.fetched.waiter(asyncio.get_running_loop())
-            value = self._invoke(frame, is_driver)
+            if frame.is_cancelled:
+                return self._proc.leave_uncollected(frame)
+            value = self._invoke(frame)
             if inspect.iscoroutine(value):
                 value = await value
             taken = self._succeeded(frame, value)
@@ -392,20 +413,18 @@ class Instance:
                 await taken
         except BaseException as error:
             if frame.is_cancelled and isinstance(error, asyncio.CancelledError):
-                if is_driver:
-                    _uncancel(self._driver)
+                self._proc.leave_uncollected(frame)
             elif is_driver:
                 self._failed(frame, error)
             else:
                 self._failed_aside(frame, error)
         finally:
             if is_driver:
-                self._current = None
+                self._current = self._mailbox.at_hand = None
+                _uncancel(self._driver)
 
-    def _invoke(self, frame: Frame, is_driver: bool = True) -> Any:
+    def _invoke(self, frame: Frame) -> Any:
         """The method's value, or its coroutine."""
-        if is_driver:
-            self._current, self._since = frame, time.monotonic()
         running.set(Context(self, frame))
         if frame.kind == message.FAILURE:
             return self._supervise(self.owned.seen_by_owner(frame.load()))
@@ -461,16 +480,17 @@ class Instance:
 
     def _answer(self, frame: Frame, value: Any) -> Future[None] | None:
         """None, or the end of the answer's large parts being read; until then they must not change."""
-        if not frame.reply:
-            return None
-        address, number = frame.answer_to or (frame.address, frame.reply)
-        return self._proc.start_reply(address, number, frame.rank, encode(value, codec=frame.codec))
+        return self._proc.start_answer(frame, encode(value, codec=frame.codec)) if frame.reply else None
 
     def _answer_failure(self, frame: Frame, error: BaseException) -> None:
         if frame.reply:
             outgoing = encode_failure(error, self.name, frame, frame.codec)
-            address, number = frame.answer_to or (frame.address, frame.reply)
-            self._proc.reply(address, number, frame.rank, outgoing, message.FAILED)
+            try:
+                taken = self._proc.start_answer(frame, outgoing, message.FAILED)
+            except TransferTimeout as late:  # its caller's trouble, not this actor's
+                return _log.warning("actor %s: a caller does not take its answer: %s", self.name, late)
+            if taken is not None:
+                taken.wait(None)
 
 
 class Unhandled(SupervisionError):
@@ -499,8 +519,9 @@ def finish_coroutine(coroutine: Coroutine[Any, Any, Any] | None) -> Any:
     return asyncio.run(coroutine) if coroutine is not None else None
 
 
-def _uncancel(task: asyncio.Task[Any] | None) -> None:
-    if task is not None and hasattr(task, "uncancel"):  # Python 3.11 counts
+def _uncancel(task: Any) -> None:
+    """The next message is not cancelled, whether or not this one's handler let itself be."""
+    while hasattr(task, "cancelling") and task.cancelling():  # Python 3.11 counts
         task.uncancel()
 
 

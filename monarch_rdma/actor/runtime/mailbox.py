@@ -37,13 +37,14 @@ class Mailbox:
         self._stop = Stop()
         self._urgent: deque[Frame] = deque()
         self._queue: deque[Frame] = deque()
+        self.at_hand: Frame | None = None  # taken last
         self._sleeper: list[Callable[[], object]] = []  # who wakes the actor's thread, while it sleeps
         self._gate = _thread.allocate_lock()
         self._gate.acquire()
         self._budget = int(config.get("mailbox_bytes"))
         self._held = 0  # fetched bytes
         self._deferred: deque[Frame] = deque()
-        self._left_to_actor: Frame | None = None
+        self._left_to_actor: list[Frame] = []
         self._lock = threading.Lock()  # of the three above
 
     def __len__(self) -> int:
@@ -102,14 +103,22 @@ class Mailbox:
             await waiter
 
     def poll(self) -> Frame | None:
-        """The next frame, or None. Only the actor's thread, or after its end anyone."""
-        try:
-            frame = self._urgent.popleft() if self._urgent else self._queue.popleft()
-        except IndexError:
+        """The next frame, or None. Only the actor's thread."""
+        queue = self._urgent or self._queue
+        if not queue:
             return None
+        frame = self.at_hand = queue[0]  # first this: a cancellation that looks for it finds it in one of the two
+        queue.popleft()
         if frame.flags & message.LARGE:
             self._release(frame)
         return frame
+
+    def take_rest(self) -> Frame | None:
+        """What will not be worked on: after the actor's end, for any thread."""
+        for queue in (self._urgent, self._queue):
+            with contextlib.suppress(IndexError):
+                return queue.popleft()
+        return None
 
     def find(self, address: str, reply: int) -> Frame | None:
         """The waiting call with this answer's number."""
@@ -129,25 +138,29 @@ class Mailbox:
                 self._deferred.append(frame)
                 return
             self._held += size
+            frame.held = size
             if self._sleeper and not self._queue and size <= _FETCHED_BY_ACTOR:
-                self._left_to_actor = frame  # it has nothing else to do, and this saves a hop
+                self._left_to_actor.append(frame)  # it has nothing else to do, and this saves a hop
                 return
         self._fetcher.fetch(frame)
 
     def _release(self, frame: Frame) -> None:
         start = []
         with self._lock:
-            is_left, self._left_to_actor = self._left_to_actor is frame, None
+            is_left = frame in self._left_to_actor
+            if is_left:
+                self._left_to_actor.remove(frame)
             if frame in self._deferred:  # it is its turn, whatever it needs
                 self._deferred.remove(frame)
                 start.append(frame)
-            else:
-                self._held -= frame.incoming.large_bytes
+            self._held -= frame.held
             while self._deferred:
-                size = self._deferred[0].incoming.large_bytes
+                following = self._deferred[0]
+                size = following.incoming.large_bytes
                 if self._held and self._held + size > self._budget:
                     break
                 self._held += size
+                following.held = size
                 start.append(self._deferred.popleft())
         for waiting in start:
             self._fetcher.fetch(waiting)

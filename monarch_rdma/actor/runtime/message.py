@@ -9,12 +9,15 @@ from __future__ import annotations
 import json
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ...errors import ProtocolError
 from ..encoding.codec import Incoming, is_pickled
 from ..future import Future
 from ..shape import Extent, Point
+
+if TYPE_CHECKING:
+    from .collect import Collector
 
 __all__ = [
     "CALL",
@@ -75,7 +78,7 @@ def pack(
     return head + method + extent if method or extent else head
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class Frame:
     """A frame that arrived; `address` is the sending process."""
 
@@ -89,10 +92,12 @@ class Frame:
     extent: bytes
     body: memoryview
     address: str
-    answer_to: tuple[str, int] | None = None  # process and number, where these are not the sender's
+    collector: Collector | None = None  # of a call over a tree: where small answers are gathered
+    is_answered: bool = False
     is_cancelled: bool = False
     accept: str = "pickle"  # or "safe": the body must not be a pickle
     fetched: Future[None] | None = None  # of a LARGE frame: when its buffers are here
+    held: int = 0  # bytes of these that count in its mailbox's budget
     _incoming: Incoming | None = None
 
     @property

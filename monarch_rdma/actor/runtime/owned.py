@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import threading
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
@@ -31,20 +32,30 @@ class Owned:
     def __init__(self) -> None:
         self._kept: list[_Kept] = []
         self._failed: set[str] = set()  # processes: their end is told once
+        self._lock = threading.Lock()  # of both: the client's code may have threads
 
     def keep(self, mesh: Stoppable, name: str, addresses: Sequence[str], *, has_actors: bool) -> None:
-        self._kept.append(_Kept(mesh, name, tuple(addresses), has_actors))
+        with self._lock:
+            self._kept.append(_Kept(mesh, name, tuple(addresses), has_actors))
 
     def forget(self, mesh: Stoppable, addresses: Sequence[str] = ()) -> None:
         """The mesh was stopped, and with it all actors that had only these processes. Nothing where it is not ours."""
         gone = set(addresses)
-        self._kept = [kept for kept in self._kept if kept.mesh is not mesh and not gone.issuperset(kept.addresses)]
-        self._failed -= gone
+        with self._lock:
+            self._kept = [kept for kept in self._kept if kept.mesh is not mesh and not gone.issuperset(kept.addresses)]
+            self._failed -= gone
+
+    @property
+    def is_empty(self) -> bool:
+        return not self._kept
 
     def stop(self, reason: str) -> None:
         """Ends all that is kept, the last one first."""
-        while self._kept:
-            mesh = self._kept.pop().mesh
+        while True:
+            with self._lock:
+                if not self._kept:
+                    return
+                mesh = self._kept.pop().mesh
             with contextlib.suppress(SupervisionError, RdmaError):  # it is gone already, or this process ends too
                 mesh.stop(reason).wait(None)
 
@@ -53,11 +64,13 @@ class Owned:
         address = failure.address
         if address is None:
             return [failure]
-        if address in self._failed:
-            return []
-        self._failed.add(address)
+        with self._lock:
+            if address in self._failed:
+                return []
+            self._failed.add(address)
+            all_kept = list(self._kept)
         return [
             dataclasses.replace(failure, mesh_name=kept.name, rank=kept.addresses.index(address))
-            for kept in self._kept
+            for kept in all_kept
             if kept.has_actors and address in kept.addresses
         ] or [failure]

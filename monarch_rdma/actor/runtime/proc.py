@@ -15,7 +15,6 @@ import secrets
 import sys
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable
 from functools import partial
@@ -36,10 +35,11 @@ from . import message
 from .fetcher import Fetcher
 from .message import Frame
 from .owned import Owned
-from .route import Route
+from .route import Route, Routes
 from .timers import Timers
 from .transmission import Transmission
 from .tree import on_cast
+from .unborn import FIRST_ACTOR, Unborn
 
 if TYPE_CHECKING:
     from ..mesh import HostMesh
@@ -79,7 +79,7 @@ class Proc:
         self._expecting: dict[str, set[int]] = {}  # by process: numbers that wait for something of it
         self._watched: set[str] = set()
         self._lost: dict[str, SupervisionError] = {}
-        self._routes: weakref.WeakValueDictionary[tuple[str, int], Route] = weakref.WeakValueDictionary()
+        self._routes = Routes(self)
         self._inbox = Inbox(engine)
         self._wake = Stop()
         self._helping = threading.Lock()
@@ -124,10 +124,7 @@ class Proc:
 
     def route(self, address: str, number: int) -> Route:
         """The way to an actor, shared by all in this process who talk to it: it counts what is in its mailbox."""
-        route = self._routes.get((address, number))
-        if route is None:
-            route = self._routes.setdefault((address, number), Route(self, address, number))
-        return route
+        return self._routes.to(address, number)
 
     def post(self, address: str, head: bytes, body: bytes = b"", timeout: float | None = None) -> None:
         """Sends one frame. SupervisionError where the process is gone; TransferTimeout where it takes nothing."""
@@ -157,7 +154,7 @@ class Proc:
 
     def random_number(self) -> int:
         """For actors: the spawner chooses it, and it must be new in every process of the mesh."""
-        return secrets.randbits(62) | 1 << 62
+        return secrets.randbits(62) | FIRST_ACTOR
 
     # --- waiting for a process
 
@@ -204,21 +201,27 @@ class Proc:
         self._watched.discard(address)
         for number in list(self._expecting.pop(address, ())):
             self._tell_lost(number, address)
-        for (where, _), route in list(self._routes.items()):
-            if where == address:
-                route.on_lost(self._lost[address])
+        self._routes.on_lost(address, self._lost[address])
 
     # --- receiving
 
     def _receive(self) -> None:
         while not self._closing:
-            timeout = self.timers.run_due()
+            timeout = self._run_timers()
             try:
                 batch = self._inbox.take(timeout, self._wake, background=True)
             except ConfigError:
                 return  # the engine was closed
             self._wake.clear()
             self._hand_out(batch)
+
+    def _run_timers(self) -> float | None:
+        """Seconds until the next one."""
+        while True:
+            try:
+                return self.timers.run_due()
+            except Exception:  # one deadline must not end the others, nor this thread
+                _log.exception("a deadline could not be dealt with")
 
     def receive_until(self, stop: Stop) -> bool:
         """For a thread of ours that has nothing else to do: receives in the receiving thread's stead until `stop` is
@@ -257,11 +260,22 @@ class Proc:
         if frame.kind == message.CREDIT:  # for our way to an actor elsewhere; one of ours may have the same number
             return self._on_credit(frame)
         receiver = self.receivers.get(frame.target)
+        if frame.flags & message.NEW and not self._is_ending:
+            return self._on_birth(frame, receiver)
         if receiver is None:
-            if not frame.flags & message.NEW or self._is_ending:
+            if self._is_ending or not (frame.target >= FIRST_ACTOR and frame.kind in (message.CALL, message.CANCEL)):
                 return self._on_stray(frame)
-            receiver = self.receivers[frame.target] = self.new_actor(frame.target)
+            receiver = self.receivers.setdefault(frame.target, Unborn(self, frame.target))
         receiver.on_frame(frame)
+
+    def _on_birth(self, first: Frame, present: Receiver | None) -> None:
+        if present is not None and not isinstance(present, Unborn):
+            return present.on_frame(first)
+        actor = self.new_actor(first.target)
+        actor.on_frame(first)  # before others can reach it
+        present = self.receivers.setdefault(first.target, actor)
+        if isinstance(present, Unborn):
+            present.give_way(actor)
 
     def new_actor(self, number: int) -> Receiver:
         from .instance import Instance
@@ -294,7 +308,7 @@ class Proc:
         self._lost.pop(address, None)
 
     def _on_credit(self, frame: Frame) -> None:
-        route = self._routes.get((frame.address, frame.target))
+        route = self._routes.known(frame.address, frame.target)
         if route is not None:
             route.on_credit(frame.reply)
 
@@ -308,11 +322,31 @@ class Proc:
             self.post_quietly(frame.address, message.pack(message.TAKEN, frame.origin, flags=message.FAILED))
         if frame.kind in (message.CALL, message.SEND):
             self.credit(frame.address, frame.target, 1)
-        if frame.kind == message.CALL and frame.reply:
-            error = SupervisionError(why, frame.method.decode())
-            failure = encode_failure(error, codec=frame.codec)
-            address, number = frame.answer_to or (frame.address, frame.reply)
-            self.reply(address, number, frame.rank, failure, message.FAILED)
+        if frame.kind == message.CALL and frame.reply and not frame.is_answered:
+            frame.is_answered = True
+            failure = encode_failure(SupervisionError(why, frame.method.decode()), codec=frame.codec)
+            self.leave_uncollected(frame)
+            head = message.pack(message.SEND, frame.reply, flags=message.FAILED, rank=frame.rank)
+            self.post_quietly(frame.address, head, failure.body)
+
+    def start_answer(self, call: Frame, outgoing: Outgoing, flags: int = 0) -> Future[None] | None:
+        """Answers a call, once; small values together with those of others where they are collected. As start_reply."""
+        if call.is_answered:
+            return None
+        if call.collector is None or flags or outgoing.num_large:
+            taken = self.start_reply(call.address, call.reply, call.rank, outgoing, flags)
+            self.leave_uncollected(call)
+        else:
+            taken = None
+            call.collector.add(call.rank, outgoing.body)
+        call.is_answered = True
+        return taken
+
+    def leave_uncollected(self, call: Frame) -> None:
+        """Its answer goes another way, or nobody waits for it: then those who collect answers do not either."""
+        collector, call.collector = call.collector, None
+        if collector is not None:
+            collector.skip()
 
     def reply(self, address: str, number: int, rank: int, outgoing: Outgoing, flags: int = 0) -> None:
         """Sends a value to a port; waits until large parts of it are taken."""
@@ -356,7 +390,7 @@ class Proc:
     def credit(self, address: str, number: int, count: int) -> None:
         """`count` messages from there were taken out of the mailbox of our actor `number`."""
         if address == self.address:
-            route = self._routes.get((address, number))
+            route = self._routes.known(address, number)
             if route is not None:
                 route.on_credit(count)
         else:

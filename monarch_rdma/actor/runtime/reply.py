@@ -116,7 +116,12 @@ class Waiting:
         """Tells the handlers that nobody waits any more."""
         self.finish()
         for route in self.routes:
-            self.proc.post_quietly(route.address, message.pack(message.CANCEL, route.number, reply=self.number))
+            head = message.pack(message.CANCEL, route.number, reply=self.number)
+            tell = partial(self.proc.post_quietly, route.address, head)
+            if route.after is None:
+                tell()
+            else:  # the call may be on its way over a tree
+                route.after.add_callback(tell)
 
     def note_arrival(self, route: Route) -> None:
         """Its answer says that all that was sent there before has arrived."""
@@ -190,8 +195,6 @@ class StreamReply(Waiting):
 class GatherReply(Waiting):
     """Of many, together: a ValueMesh, or the first failure."""
 
-    wants_all = True
-
     def __init__(
         self, proc: Proc, routes: Sequence[Route], what: str, region: Region, *, or_lost: bool = False
     ) -> None:
@@ -202,33 +205,42 @@ class GatherReply(Waiting):
         self._left = len(routes)
         self._lock = threading.Lock()
         self._region = region
+        self._open = set(range(len(routes)))  # ranks that have not answered
+        self.wants_all = not or_lost
         super().__init__(proc, routes, what)
 
     def on_answer(self, frame: Frame) -> None:
         if frame.flags & message.MANY:
             for piece in pieces_of(frame):
                 self.on_frame(piece)
-        elif self.number not in self.proc.receivers or not 0 <= frame.rank < len(self._parts):
+        elif self.number not in self.proc.receivers:
             self.proc.refuse(frame, self.what)
         elif frame.flags & message.FAILED and not self._or_lost:
             self.finish()
             deliver(self.proc, frame, self.future, self.accept)
-        else:
+        elif self._is_first(frame.rank):
             self.note_arrival(self.routes[frame.rank])
             part = self._parts[frame.rank]
             part.add_callback(self._arrived)
             deliver(self.proc, frame, part, self.accept)
+        else:
+            self.proc.refuse(frame, self.what)
 
     def on_failed(self, rank: int, error: BaseException) -> None:
-        part = self._parts[rank]
-        if part.done():
-            return
-        if self._or_lost and isinstance(error, SupervisionError):
-            part.add_callback(self._arrived)
-            part.set_result(None)
-        else:
-            self.finish()
-            self.future.set_error(error)
+        if not self._or_lost or not isinstance(error, SupervisionError):
+            if not self._parts[rank].done():
+                self.finish()
+                self.future.set_error(error)
+        elif self._is_first(rank):
+            self._parts[rank].set_result(None)
+            self._arrived()
+
+    def _is_first(self, rank: int) -> bool:
+        """Each counts once: a response port that was copied may be answered twice."""
+        with self._lock:
+            is_first = rank in self._open
+            self._open.discard(rank)
+        return is_first
 
     def _arrived(self) -> None:
         with self._lock:

@@ -1,4 +1,4 @@
-"""The way from this process to one actor elsewhere, and how many of our messages are in its mailbox."""
+"""The ways from this process to actors elsewhere, and how many of our messages are in their mailboxes."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import _thread
 import itertools
 import threading
 import time
+import weakref
 from typing import TYPE_CHECKING
 
 from ... import config
@@ -16,10 +17,11 @@ if TYPE_CHECKING:
     from ..future import Future
     from .proc import Proc
 
-__all__ = ["CREDIT_BATCH", "PATIENCE", "Route"]
+__all__ = ["CREDIT_BATCH", "PATIENCE", "Route", "Routes"]
 
 PATIENCE = 60.0  # seconds a sender without a timeout of its own waits for room
 CREDIT_BATCH = 32  # messages that a receiver takes before it says so; below the least mailbox_messages
+_FEW = 4096
 
 
 class Route:
@@ -31,6 +33,7 @@ class Route:
         "_gates",
         "_limit",
         "_lock",
+        "_place",
         "_sent",
         "address",
         "after",
@@ -47,17 +50,20 @@ class Route:
         self.last_direct = 0  # the last message that went there directly, and is not known to have arrived
         self._limit = int(config.get("mailbox_messages"))
         self._sent = itertools.count()  # next() is atomic
+        self._place = -1  # of the last message
         self._credited = 0
         self._lock = threading.Lock()
         self._gates: list[_thread.LockType] = []
 
-    def enter(self, deadline: float) -> None:
+    def enter(self, deadline: float, *, takes_place: bool = True) -> None:
         """Takes a place in the mailbox, waiting for one. ResourceExhausted at `deadline` (of time.monotonic), or
         SupervisionError where the process is lost.
         """
         if self.after is not None:
             self._await_cast(deadline)
-        place = next(self._sent)
+        if not takes_place:
+            return
+        place = self._place = next(self._sent)
         if place - self._credited < self._limit:
             return
         while self.error is None:
@@ -68,7 +74,7 @@ class Route:
                     return
                 self._gates.append(gate)
             if not gate.acquire(True, max(0.0, deadline - time.monotonic())) and time.monotonic() >= deadline:
-                self.on_credit(1)  # the place is given back
+                self.give_back()
                 raise ResourceExhausted(
                     f"the mailbox of actor {self.number:x} in {self.address.partition('?')[0]} stays full with "
                     f"{self._limit} messages of this process (option mailbox_messages)",
@@ -79,13 +85,30 @@ class Route:
 
     def _await_cast(self, deadline: float) -> None:
         after = self.after
-        if after is not None and not after.wait(max(0.0, deadline - time.monotonic())):
+        if after is not None and not after.done() and not after.wait(max(0.0, deadline - time.monotonic())):
             raise ResourceExhausted(
                 f"a cast to actor {self.number:x} in {self.address.partition('?')[0]} is still on its way",
                 peer=self.address,
                 operation="call",
             )
-        self.after = None
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether a new one would do as well."""
+        is_under_way = self.after is not None and not self.after.done()
+        return self.error is not None or not (is_under_way or self._place - self._credited >= CREDIT_BATCH)
+
+    def begin_cast(self, done: Future[None]) -> tuple[Future[None] | None, bool]:
+        """What is sent from now on waits for `done`. The cast before this one, and whether the last message went there
+        directly and may be on its way still.
+        """
+        before, self.after = self.after, done
+        is_direct, self.last_direct = self.last_direct != 0, 0
+        return before, is_direct
+
+    def give_back(self) -> None:
+        """The place of a message that was not sent after all."""
+        self.on_credit(1)
 
     def on_credit(self, count: int) -> None:
         with self._lock:
@@ -97,3 +120,37 @@ class Route:
     def on_lost(self, error: SupervisionError) -> None:
         self.error = error
         self.on_credit(0)
+
+
+class Routes:
+    """All of a process. One that is in use goes on although nobody holds it: the next mesh with this actor finds it."""
+
+    def __init__(self, proc: Proc) -> None:
+        self._proc = proc
+        self._all: weakref.WeakValueDictionary[tuple[str, int], Route] = weakref.WeakValueDictionary()
+        self._kept: dict[tuple[str, int], Route] = {}
+        self._sweep_at = _FEW
+        self._lock = threading.Lock()
+
+    def to(self, address: str, number: int) -> Route:
+        route = self.known(address, number)
+        return self._make((address, number)) if route is None else route
+
+    def known(self, address: str, number: int) -> Route | None:
+        """None where nothing is on its way."""
+        return self._all.get((address, number))
+
+    def on_lost(self, address: str, error: SupervisionError) -> None:
+        for (where, _), route in list(self._all.items()):
+            if where == address:
+                route.on_lost(error)
+
+    def _make(self, key: tuple[str, int]) -> Route:
+        with self._lock:
+            route = self._all.get(key)
+            if route is None:
+                if len(self._kept) >= self._sweep_at:
+                    self._kept = {key: route for key, route in self._kept.items() if not route.is_idle}
+                    self._sweep_at = max(_FEW, 2 * len(self._kept))
+                route = self._all[key] = self._kept[key] = Route(self._proc, *key)
+        return route

@@ -52,5 +52,7 @@ class Transmission:
     def abandon(self) -> None:
         """Ends it: who has not read the buffers will not get them any more."""
         if self._proc.forget(self.number):
+            for address in self._left.copy():
+                self._proc.fulfil(self.number, address)
             self._outgoing.release()
             self.taken.set_result(None)

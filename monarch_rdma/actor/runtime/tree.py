@@ -3,8 +3,8 @@
 Members stand in the order of their hosts, so that what is large crosses between two hosts once. Each process hands the
 call to its own actor and tells its parent when all below it have it; only then does the sender's next message to any of
 them leave, so that messages stay in order although they go different ways. Where a process in the middle is lost, its
-parent sends to everyone below it once more; casts have numbers, and nobody takes one twice. Answers go up the same
-tree together; see collect.py.
+parent sends to everyone below it once more; casts have numbers, and nobody takes one twice. Whom a process cannot reach
+its parent tries, and at last the sender. Answers go up the same tree together; see collect.py.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple
 
-from ...errors import PeerLost, RdmaError
+from ...errors import PeerLost, RdmaError, TransferTimeout
 from ..encoding.codec import Outgoing
-from ..failure import SupervisionError
+from ..failure import SupervisionError, encode_failure
 from ..future import Future
 from . import message
 from .collect import Collector
@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 __all__ = ["Branches", "Cast", "Member", "next_number", "on_cast", "saves_transfers", "start"]
 
 _SIZE = struct.Struct("<I")
+_PATIENCE = 60.0  # seconds that a process may take no frames
 _numbers = itertools.count(1)
 
 
@@ -62,43 +63,86 @@ class Branches:
     buffers.
     """
 
-    def __init__(self, proc: Proc, cast: Cast, up: int, groups: Sequence[Sequence[Member]], outgoing: Outgoing) -> None:
+    def __init__(
+        self,
+        proc: Proc,
+        cast: Cast,
+        groups: Sequence[Sequence[Member]],
+        outgoing: Outgoing,
+        *,
+        up: int,
+        collector: Collector | None = None,
+        done: Future[None] | None = None,
+        patience: float = 0.0,
+    ) -> None:
         """The first of each group gets the call from here, and passes it on to the others of its group. `up`: the
-        number here that takes their answers.
+        number here that takes their answers, `collector`'s where these are collected. `done`: ends with this.
+        `patience`: seconds that this thread may wait for room.
         """
-        self.done: Future[None] = Future.pending()
+        self.done: Future[None] = done or Future.pending()
+        self.missed: list[Member] = []  # could not be reached from here: for the parent to try
         self._proc = proc
         self._cast = cast
         self._up = up
+        self._collector = collector
         self._outgoing = outgoing
         self._lock = threading.Lock()
         self._number = proc.register(self)
         self._open = {group[0].address: group for group in groups}
-        self._send_all(groups)
+        self._send_all(groups, patience)
 
     def on_frame(self, frame: Frame) -> None:
-        if frame.kind == message.DELIVERED:
-            self._close(frame.address, ())
+        if frame.kind != message.DELIVERED:
+            return
+        missed = [Member(*member) for member in pickle.loads(frame.body)] if frame.body else []
+        self.missed += [member for member in missed if member.address == frame.address]
+        self._close(frame.address, [member for member in missed if member.address != frame.address])
 
     def on_lost(self, address: str, error: SupervisionError) -> None:
-        self._close(address, self._open.get(address, ())[1:])
+        self._on_missed(address, error)
 
-    def _send_all(self, groups: Sequence[Sequence[Member]]) -> None:
+    def _send_all(self, groups: Sequence[Sequence[Member]], patience: float) -> None:
         for group in groups:
-            self._send(group)
+            self._send(group, patience)
 
-    def _send(self, group: Sequence[Member]) -> None:
+    def _send(self, group: Sequence[Member], patience: float) -> None:
         address = group[0].address
         self._proc.expect(self._number, address)
+        if self._collector is not None:
+            self._collector.wait_for(address)
         head = message.pack(message.CAST, self._cast.target, reply=self._number)
         meta = pickle.dumps((self._cast, self._up, [tuple(member) for member in group]))
         try:
-            self._proc.post(address, head, b"".join((_SIZE.pack(len(meta)), meta, self._outgoing.body)), 60.0)
-        except (SupervisionError, RdmaError):
-            self._close(address, group[1:])
+            self._proc.post(address, head, b"".join((_SIZE.pack(len(meta)), meta, self._outgoing.body)), patience)
+        except TransferTimeout as error:
+            if patience:
+                self._on_missed(address, error)
+            else:  # this thread may be the one that receives: it does not wait
+                self._proc.fetcher.do(partial(self._send, group, _PATIENCE))
+        except (SupervisionError, RdmaError) as error:
+            self._on_missed(address, error)
+
+    def _on_missed(self, address: str, error: Exception) -> None:
+        """It is lost, or takes nothing from here."""
+        group = self._open.get(address)
+        if group is None:
+            return
+        self.missed.append(group[0])
+        if self._collector is not None:
+            self._collector.give_up(str(error))
+        if self._cast.sender == self._proc.address and not isinstance(error, SupervisionError):
+            self._tell_caller(group[0].rank, error)
+        self._close(address, group[1:])
+
+    def _tell_caller(self, rank: int, error: Exception) -> None:
+        """At the root, of one that lives and has not got the call: nobody else will say so."""
+        if self._cast.reply:
+            failure = encode_failure(SupervisionError(str(error), self._cast.method.decode()))
+            head = message.pack(message.SEND, self._cast.reply, flags=message.FAILED, rank=rank)
+            self._proc.post_quietly(self._proc.address, head, failure.body)
 
     def _close(self, address: str, orphans: Sequence[Member]) -> None:
-        """This branch has the call, or is lost: then `orphans` get it from us."""
+        """This branch has the call, or is lost. `orphans`: those of it that have not, and get it from here."""
         with self._lock:
             if self._open.pop(address, None) is None:
                 return
@@ -106,21 +150,31 @@ class Branches:
             is_last = not self._open
         self._proc.fulfil(self._number, address)
         if orphans:
-            self._proc.fetcher.do(partial(self._send_all, [[member] for member in orphans]))
+            self._proc.fetcher.do(partial(self._send_all, [[member] for member in orphans], _PATIENCE))
         if is_last and self._proc.forget(self._number):
             self._outgoing.release()
             self.done.set_result(None)
 
 
-def start(proc: Proc, cast: Cast, members: Sequence[Member], alone: Sequence[Member], outgoing: Outgoing) -> Branches:
-    """Sends from the root. `alone`: to these directly, after what was sent to them directly before."""
+def start(
+    proc: Proc,
+    cast: Cast,
+    members: Sequence[Member],
+    alone: Sequence[Member],
+    outgoing: Outgoing,
+    done: Future[None],
+) -> None:
+    """Sends from the root. `alone`: to these directly, after what was sent to them directly before. `done`: ends when
+    all have it.
+    """
     hosts = by_host(members)
     here = hosts.pop(host_of(proc.address), [])
     if outgoing.num_large and len(here) + len(hosts) <= cast.fanout:  # to another host once, here from our memory
         groups: list[Sequence[Member]] = [*([member] for member in here), *hosts.values()]
     else:
         groups = split([*here, *itertools.chain(*hosts.values())], cast.fanout)
-    return Branches(proc, cast, cast.reply, [*groups, *([member] for member in alone)], outgoing)
+    groups += [[member] for member in alone]
+    Branches(proc, cast, groups, outgoing, up=cast.reply, done=done, patience=_PATIENCE)
 
 
 def by_host(members: Sequence[Member]) -> dict[str, list[Member]]:
@@ -146,68 +200,95 @@ def on_cast(proc: Proc, frame: Frame, seen: dict[tuple[str, int], int]) -> None:
     """A cast arrives: hands it to our actor and passes it on. `seen`: by sender and actor, the last one's number."""
     (size,) = _SIZE.unpack_from(frame.body)
     cast, up, raw = pickle.loads(frame.body[_SIZE.size : _SIZE.size + size])
-    members = [Member(*member) for member in raw]
-    body = frame.body[_SIZE.size + size :]
-    if cast.number <= seen.get((cast.sender, cast.target), 0):
-        return _pass_on(proc, frame, cast, up, members, Outgoing(bytes(body)))
-    answer_to = None
-    if cast.is_collected:
-        up = Collector(proc, cast, frame.address, up, len(members)).number
-        answer_to = proc.address, up
-    call = Frame(
-        message.CALL,
-        cast.flags & ~message.LARGE,
-        members[0].rank,
-        cast.target,
-        cast.reply,
-        0,
-        cast.method,
-        cast.extent,
-        body,
-        cast.sender,
-        answer_to,
-    )
+    arrived = _Arrived(proc, frame, cast, up, [Member(*member) for member in raw], frame.body[_SIZE.size + size :])
     if cast.flags & message.LARGE:
-        return proc.fetcher.do(lambda: _relay_large(proc, frame, cast, up, members, call, seen))
-    seen[cast.sender, cast.target] = cast.number
-    proc.on_frame(call)
-    _pass_on(proc, frame, cast, up, members, Outgoing(bytes(body)))
-
-
-def _relay_large(
-    proc: Proc,
-    frame: Frame,
-    cast: Cast,
-    up: int,
-    members: Sequence[Member],
-    call: Frame,
-    seen: dict[tuple[str, int], int],
-) -> None:
-    """Reads the buffers, offers them further down, and only then lets the actor have them."""
-    try:
-        call.incoming.fetch(timeout=None)
-        outgoing = call.incoming.relay() if len(members) > 1 else Outgoing(b"")
-    except PeerLost:
-        return  # with our parent; its own parent sends to us again
-    except (RdmaError, MemoryError) as error:
-        proc.refuse(call, f"large arguments could not be read by process {proc.name}: {error}")
-        outgoing = Outgoing(bytes(call.body))  # those below read from our parent's memory
+        proc.fetcher.do(lambda: arrived.relay_large(seen))
     else:
-        proc.on_frame(call)
-    seen[cast.sender, cast.target] = cast.number
-    _pass_on(proc, frame, cast, up, members, outgoing)
+        arrived.relay(seen)
 
 
-def _pass_on(proc: Proc, frame: Frame, cast: Cast, up: int, members: Sequence[Member], outgoing: Outgoing) -> None:
-    """To those below; then the parent is told."""
+class _Arrived:
+    """A cast at a process that it goes through. `up`: the parent's number that takes answers."""
 
-    def tell() -> None:
-        proc.post_quietly(frame.address, message.pack(message.DELIVERED, frame.reply))
+    def __init__(
+        self, proc: Proc, frame: Frame, cast: Cast, up: int, members: Sequence[Member], body: memoryview
+    ) -> None:
+        self._proc = proc
+        self._frame = frame
+        self._cast = cast
+        self._up = up
+        self._members = members
+        self._body = body
 
-    if len(members) == 1:
-        tell()
-    else:
-        Branches(proc, cast, up, split(members[1:], cast.fanout), outgoing).done.add_callback(tell)
+    def relay(self, seen: dict[tuple[str, int], int]) -> None:
+        outgoing = Outgoing(bytes(self._body))
+        if self._is_new(seen):
+            call = self._call()
+            self._note(seen)
+            self._proc.on_frame(call)
+            self._pass_on(outgoing, call.collector)
+        else:
+            self._pass_on(outgoing, None)
+
+    def relay_large(self, seen: dict[tuple[str, int], int]) -> None:
+        """Reads the buffers, offers them further down, and only then lets the actor have them."""
+        if not self._is_new(seen):  # it may also have come again while the first one waited to be read
+            return self._pass_on(Outgoing(bytes(self._body)), None)
+        call = self._call()
+        try:
+            call.incoming.fetch(timeout=None)
+            outgoing = call.incoming.relay() if len(self._members) > 1 else Outgoing(b"")
+        except PeerLost:  # with our parent; its own parent sends to us again
+            if call.collector is not None:
+                self._proc.forget(call.collector.number)
+            return self._tell_parent(self._members)
+        except (RdmaError, MemoryError) as error:
+            self._proc.refuse(call, f"large arguments could not be read by process {self._proc.name}: {error}")
+            outgoing = Outgoing(bytes(self._body))  # those below read from our parent's memory
+        else:
+            self._proc.on_frame(call)
+        self._note(seen)
+        self._pass_on(outgoing, call.collector)
+
+    def _is_new(self, seen: dict[tuple[str, int], int]) -> bool:
+        return self._cast.number > seen.get((self._cast.sender, self._cast.target), 0)
+
+    def _note(self, seen: dict[tuple[str, int], int]) -> None:
+        seen[self._cast.sender, self._cast.target] = self._cast.number
+
+    def _call(self) -> Frame:
+        """For our actor."""
+        cast = self._cast
+        collector = None
+        if cast.is_collected:
+            collector = Collector(self._proc, cast, self._frame.address, self._up, len(self._members))
+        return Frame(
+            message.CALL,
+            cast.flags & ~message.LARGE,
+            self._members[0].rank,
+            cast.target,
+            cast.reply,
+            0,
+            cast.method,
+            cast.extent,
+            self._body,
+            cast.sender,
+            collector,
+        )
+
+    def _pass_on(self, outgoing: Outgoing, collector: Collector | None) -> None:
+        """To those below; then the parent is told."""
+        if len(self._members) == 1:
+            return self._tell_parent(())
+        up = self._up if collector is None else collector.number
+        groups = split(self._members[1:], self._cast.fanout)
+        branches = Branches(self._proc, self._cast, groups, outgoing, up=up, collector=collector)
+        branches.done.add_callback(lambda: self._tell_parent(branches.missed))
+
+    def _tell_parent(self, missed: Sequence[Member]) -> None:
+        """That all from here on have it, except for those `missed`."""
+        body = pickle.dumps([tuple(member) for member in missed]) if missed else b""
+        self._proc.post_quietly(self._frame.address, message.pack(message.DELIVERED, self._frame.reply), body)
 
 
 def split(members: Sequence[Member], count: int) -> list[Sequence[Member]]:
