@@ -25,10 +25,10 @@ from monarch_rdma.actor import (
     ProcMesh,
     SupervisionError,
     concurrent_endpoint,
+    debug_controller,
     endpoint,
     this_proc,
 )
-from monarch_rdma.actor.debugging import debug_controller
 from monarch_rdma.actor.debugging.breakpoint_client import Attachment, Waiting, find_waiting
 from monarch_rdma.actor.runtime.proc import current_proc
 from monarch_rdma.errors import Cancelled, ConfigError

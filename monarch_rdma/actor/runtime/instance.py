@@ -330,9 +330,6 @@ class Instance:
             self._ended = f"it failed: {_one_line(error)}"
         self._proc.bury(self._number, Tombstone(self._proc, self.name, self._ended))
         self._refuse_rest()
-        if not self.owned.is_empty:
-            reason = f"its owner {self.name} has ended"
-            threading.Thread(target=self.owned.stop, args=(reason,), name=f"end of {self.name}", daemon=True).start()
         if self._last is not None:
             self._answer(self._last, None) if error is None else self._answer_failure(self._last, error)
         if error is not None and self._birth is not None:
@@ -340,6 +337,9 @@ class Instance:
             rank = self._rank.rank if self._rank is not None else None
             failure = MeshFailure(self.name, "actor", _report(error), rank, causes=causes)
             self._proc.tell_owner(self._birth.owner, failure)
+        if not self.owned.is_empty:  # last, as the interpreter may be shutting down, and start no thread any more
+            reason = f"its owner {self.name} has ended"
+            threading.Thread(target=self.owned.stop, args=(reason,), name=f"end of {self.name}", daemon=True).start()
 
     # --- one message
 
