@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import doctest
 import heapq
 import itertools
 import math
 import os
 import pickle
 from collections.abc import Callable
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -923,3 +925,10 @@ def test_a_clock_that_goes_back_stands_still() -> None:
 def test_bad_values_are_refused(make: Callable[[], object], expected: str) -> None:
     with pytest.raises(ConfigError, match=expected):
         make()
+
+
+def test_the_examples_of_the_page() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "supervision.md").read_text()
+    example = doctest.DocTestParser().get_doctest(page[page.index("## Membership") :], {}, "membership", "", 0)
+    assert len(example.examples) > 10
+    assert doctest.DocTestRunner().run(example).failed == 0

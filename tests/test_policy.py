@@ -6,9 +6,12 @@ The machine is asked for one decision at a time, with time passing and things go
 
 from __future__ import annotations
 
+import doctest
 import math
+import os
 import pickle
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -42,6 +45,7 @@ from monarch_rdma.supervision.policy import (
     Tick,
 )
 
+LONG = os.environ.get("MONARCH_RDMA_TEST_ROUNDS") == "long"
 Log = list[tuple[str, Hashable]]
 STRATEGIES = ("one_for_one", "rest_for_one", "one_for_all")
 RESTARTS = ("never", "transient", "always")
@@ -169,7 +173,7 @@ happenings = st.lists(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=1000 if LONG else 300, deadline=None)
 @given(policies(), st.lists(restarts, max_size=5), happenings, st.lists(st.sampled_from([True, True, True, False])))
 def test_what_is_stopped_and_started_is_what_otp_says(
     policy: Policy, kinds: list[Any], happened: list[tuple[str, int, Any, float]], outcomes: list[bool]
@@ -368,7 +372,7 @@ steps = st.lists(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=1000 if LONG else 300, deadline=None)
 @given(
     st.sampled_from(STRATEGIES),
     st.sampled_from([0, 2, 5, None]),
@@ -747,3 +751,11 @@ def test_bad_values_are_refused(make: Callable[[], object], expected: str) -> No
 def test_policies_and_decisions_travel_and_compare() -> None:
     values = [Policy("one_for_all", backoff=Backoff(1.0, 1.0, jitter=0.5)), *ABC, Stop((A1,), "done"), Tick()]
     assert pickle.loads(pickle.dumps(values)) == values
+
+
+def test_the_examples_of_the_page() -> None:
+    page = (Path(__file__).parent.parent / "docs" / "supervision.md").read_text()
+    text = page[page.index("## Policies") : page.index("## Membership")]
+    example = doctest.DocTestParser().get_doctest(text, {}, "policies", "supervision.md", 0)
+    assert len(example.examples) > 10
+    assert doctest.DocTestRunner().run(example).failed == 0

@@ -113,7 +113,7 @@ class Coordinator:
             return "restarted, and learning who is there"
         if self._proposal is not None:
             missing = [str(member) for member in self._proposal.members if not self._has_agreed(member)]
-            held = [str(member) for member in self._held_up_by(self._proposal)]
+            held = [str(member) for member in sorted(self._held_up_by(self._proposal))]
             waits = (
                 f"the agreement of {', '.join(missing)}" if missing else f"the lease of {', '.join(held)} to run out"
             )
@@ -320,7 +320,8 @@ class Coordinator:
     def _held_up_by(self, proposal: Epoch) -> dict[MemberId, float]:
         """Those who are not in the proposed epoch but may still be at work in an older one, and until when."""
         may_work = {**self._strangers, **self._may_work_until}
-        return {each: until for each, until in may_work.items() if until > self._now and each not in proposal.members}
+        held_up = may_work.keys() - set(proposal.members)
+        return {member: may_work[member] for member in held_up if may_work[member] > self._now}
 
     def _is_ready(self, proposal: Epoch) -> bool:
         return all(map(self._has_agreed, proposal.members)) and not self._held_up_by(proposal)
@@ -343,12 +344,11 @@ class Coordinator:
 
     def _seats(self, members: Sequence[MemberId]) -> tuple[MemberId, ...]:
         """By rank. Who has a rank keeps it, if it still exists; the others fill the gaps, older members first."""
-        old = self._epoch.members if self._epoch is not None else ()
-        seats: list[MemberId | None] = [member if member in members else None for member in old[: len(members)]]
+        old, new = self._epoch.members if self._epoch is not None else (), set(members)
+        seats: list[MemberId | None] = [member if member in new else None for member in old[: len(members)]]
         seats += [None] * (len(members) - len(seats))
-        moved = [member for member in old[len(members) :] if member in members]
-        moved += sorted(member for member in members if member not in old)
-        return tuple(seat if seat is not None else moved.pop(0) for seat in seats)
+        moved = iter([member for member in old[len(members) :] if member in new] + sorted(new.difference(old)))
+        return tuple(seat if seat is not None else next(moved) for seat in seats)
 
     def _next_epoch(self, id: EpochId, members: tuple[MemberId, ...]) -> Epoch:
         return Epoch(

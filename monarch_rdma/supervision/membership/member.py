@@ -246,7 +246,7 @@ class Member:
     def _activate(self, epoch: Epoch, lease_until: float) -> None:
         before = self._before.members if self._before is not None else ()
         reasons = {departure.member: departure.reason for departure in epoch.departed}
-        lost = [member for member in before if member not in epoch.members]
+        old, new = frozenset(before), frozenset(epoch.members)
         self._agreed = self._asked = None
         self._epoch, self._lease_until = epoch, lease_until
         self._report_at = self._now
@@ -254,8 +254,8 @@ class Member:
             Activated(
                 epoch,
                 epoch.rank_of(self.me),
-                tuple(member for member in epoch.members if member not in before and member != self.me),
-                tuple(Departure(m, reasons.get(m, "it departed while this member was out")) for m in lost),
+                tuple(member for member in epoch.members if member not in old and member != self.me),
+                tuple(Departure(m, reasons.get(m, "it departed meanwhile")) for m in before if m not in new),
             )
         )
 
