@@ -546,7 +546,7 @@ TEST(a_full_ledger_makes_an_operation_wait_and_a_stop_ends_the_waiting) {
   CHECK_EQ(Side::wait(op), MR_CANCELLED);
   const auto helper = pool->submit(waits, 8, 2);
   claims.clear();
-  helper->help(Time::max());
+  helper->help(*op, Time::max());
   while (pair.reader.ends() < 2) std::this_thread::yield();
   for (auto& entry : entries) CHECK_EQ(entry.region_id.load(), 0);
 }
