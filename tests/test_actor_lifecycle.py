@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -59,6 +60,16 @@ class Mortal(Actor):
     def __cleanup__(self, error: BaseException | None) -> None:
         if self.ending is not None:
             self.ending.send(error)
+
+
+class Parent(Actor):
+    @endpoint
+    def exit_code_of_a_terminated_fork(self) -> int | None:
+        child = multiprocessing.get_context("fork").Process(target=signal.pause)
+        child.start()
+        child.terminate()
+        child.join(LIMIT)
+        return child.exitcode
 
 
 class AsyncMortal(Actor):
@@ -152,6 +163,12 @@ def test_a_failing_cleanup_is_a_failure_of_the_actor(
     report = faults.next().report()
     assert f"{kind.__name__}: in cleanup" in report and "_Ended" not in report, report
     stopping.exception(LIMIT)
+
+
+def test_what_an_endpoint_forks_can_be_terminated(procs: ProcMesh) -> None:
+    parents = procs.spawn("parents", Parent)
+    assert list(parents.exit_code_of_a_terminated_fork.call().get(LIMIT).values()) == [-signal.SIGTERM] * 2
+    parents.stop().get(LIMIT)
 
 
 def test_messages_before_a_stop_are_worked_on_those_after_it_refused(procs: ProcMesh) -> None:

@@ -56,7 +56,8 @@ def main(payload: bytes, fds: list[int]) -> int:
     config.configure(**{**options, **host_options, "name": name})
     adopt_secret(Secret.from_fd(fds[0]))
     proc = current_proc()
-    signal.signal(signal.SIGTERM, lambda *_: leave("it was terminated"))
+    signal.signal(signal.SIGTERM, _on_terminate)
+    os.register_at_fork(after_in_child=_be_an_ordinary_process)
     proc.client = client
     _join(proc, agent)
     if bootstrap is not None:
@@ -69,6 +70,17 @@ def main(payload: bytes, fds: list[int]) -> int:
     proc.post(agent, message.pack(message.SEND, arrivals, rank=rank), proc.address.encode())
     serve()
     return 0
+
+
+def _on_terminate(*_: object) -> None:
+    leave("it was terminated")
+
+
+def _be_an_ordinary_process() -> None:
+    """In a fork that an endpoint made, of multiprocessing for example: SIGTERM ends it, and rings no bell of ours."""
+    if signal.getsignal(signal.SIGTERM) is _on_terminate:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        signal.set_wakeup_fd(-1)
 
 
 def serve() -> None:
