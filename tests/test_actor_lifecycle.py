@@ -30,6 +30,7 @@ from monarch_rdma.actor import (
     endpoint,
     this_proc,
 )
+from monarch_rdma.errors import ConfigError
 
 PROGRAMS = Path(__file__).parent / "actor_programs"
 SOON = 2.0  # seconds within which workers are gone
@@ -163,6 +164,12 @@ def test_a_failing_cleanup_is_a_failure_of_the_actor(
     report = faults.next().report()
     assert f"{kind.__name__}: in cleanup" in report and "_Ended" not in report, report
     stopping.exception(LIMIT)
+
+
+@pytest.mark.parametrize("name", ["with space", "line\n", "caf\u00e9", "\0", "n" * 201, 5])
+def test_names_that_processes_cannot_have_are_refused(client: HostMesh, name: Any) -> None:
+    with pytest.raises(ConfigError, match="^name is .* printable ASCII characters without spaces"):
+        client.spawn_procs(name=name)
 
 
 def test_what_an_endpoint_forks_can_be_terminated(procs: ProcMesh) -> None:

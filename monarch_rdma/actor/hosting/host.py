@@ -12,6 +12,7 @@ import contextvars
 import dataclasses
 import itertools
 import os
+import re
 import signal
 import sys
 import threading
@@ -391,6 +392,8 @@ def spawn_on_hosts(
     count = inner.nelements
     if proc_bind is not None and len(proc_bind) != count:
         raise ConfigError(f"proc_bind has {len(proc_bind)} entries, but must have one for each of {count} processes")
+    if name is not None and not (isinstance(name, str) and re.fullmatch("[!-~]{0,200}", name)):
+        raise ConfigError(f"name is {name!r:.300}, but must be up to 200 printable ASCII characters without spaces")
     name = name or f"procs{next(_names)}"
     owner = context().actor_instance.owner_reference
     client = current_proc().client or current_proc().address
