@@ -311,7 +311,6 @@ void VerbsClient::on_keys(VerbsKeys keys) {
 void VerbsClient::on_gone(uint64_t region) {
   keys_.forget(region);
   key_cache_.forget(region);
-  pump();  // who waited for an answer asks again: the answer to a question that is forgotten is heard by nobody
 }
 
 void VerbsClient::register_local(const VerbsTransferRef& transfer, size_t rail) {
