@@ -65,12 +65,15 @@ class Mortal(Actor):
 
 class Parent(Actor):
     @endpoint
-    def exit_code_of_a_terminated_fork(self) -> int | None:
-        child = multiprocessing.get_context("fork").Process(target=signal.pause)
-        child.start()
-        child.terminate()
-        child.join(LIMIT)
-        return child.exitcode
+    def exit_codes_of_terminated_forks(self) -> list[int | None]:
+        children = [multiprocessing.get_context("fork").Process(target=signal.pause) for _ in range(10)]
+        for child in children:
+            child.start()
+            child.terminate()  # at once: it may not have begun
+        for child in children:
+            child.join(LIMIT / 20)
+            child.kill()
+        return [child.exitcode for child in children]
 
 
 class AsyncMortal(Actor):
@@ -174,7 +177,7 @@ def test_names_that_processes_cannot_have_are_refused(client: HostMesh, name: An
 
 def test_what_an_endpoint_forks_can_be_terminated(procs: ProcMesh) -> None:
     parents = procs.spawn("parents", Parent)
-    assert list(parents.exit_code_of_a_terminated_fork.call().get(LIMIT).values()) == [-signal.SIGTERM] * 2
+    assert list(parents.exit_codes_of_terminated_forks.call().get(LIMIT).values()) == [[-signal.SIGTERM] * 10] * 2
     parents.stop().get(LIMIT)
 
 

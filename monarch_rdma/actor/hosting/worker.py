@@ -29,6 +29,7 @@ _log = logging.getLogger("monarch_rdma.actor")
 _OWN_OPTIONS = frozenset({"name", "secret_file", "secret_fd", "port_min", "port_max"})  # of one process alone
 _HOST_OPTIONS = ("listen_host", "advertise_host", "ip_family")  # of all processes of a host
 _reasons: SimpleQueue[str] = SimpleQueue()  # to end; a signal handler may put one in at any moment
+_held_off = threading.local()  # the signal mask of a thread that forks
 _bell: list[int] = []  # of a process that serves: the ends of the pipe that wakes it, for good
 
 
@@ -57,7 +58,7 @@ def main(payload: bytes, fds: list[int]) -> int:
     adopt_secret(Secret.from_fd(fds[0]))
     proc = current_proc()
     signal.signal(signal.SIGTERM, _on_terminate)
-    os.register_at_fork(after_in_child=_be_an_ordinary_process)
+    os.register_at_fork(before=_hold_off, after_in_child=_be_an_ordinary_process, after_in_parent=_hold_off_no_more)
     proc.client = client
     _join(proc, agent)
     if bootstrap is not None:
@@ -76,11 +77,21 @@ def _on_terminate(*_: object) -> None:
     leave("it was terminated")
 
 
+def _hold_off() -> None:
+    """A SIGTERM that reaches a fork before it is an ordinary process waits until it is."""
+    _held_off.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+
+
+def _hold_off_no_more() -> None:
+    signal.pthread_sigmask(signal.SIG_SETMASK, _held_off.mask)
+
+
 def _be_an_ordinary_process() -> None:
     """In a fork that an endpoint made, of multiprocessing for example: SIGTERM ends it, and rings no bell of ours."""
     if signal.getsignal(signal.SIGTERM) is _on_terminate:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
         signal.set_wakeup_fd(-1)
+    _hold_off_no_more()
 
 
 def serve() -> None:
