@@ -351,3 +351,20 @@ def test_members_of_one_mesh_call_each_other_more_often_than_a_mailbox_holds(pro
     players = procs.spawn("players", Player)
     with config.configured(mailbox_messages=64):
         assert players.slice(gpus=0).play.call_one(players.slice(gpus=1), 1500).get(LIMIT) == 1500
+
+
+class Forker(Actor):
+    @endpoint
+    async def fork(self) -> int:
+        return os.fork()
+
+    @endpoint
+    async def end_of(self, pid: int) -> int:
+        return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+
+
+def test_a_fork_that_returns_from_an_endpoint_ends_and_its_parent_goes_on(procs: ProcMesh) -> None:
+    forker = procs.slice(gpus=0).spawn("forker", Forker)
+    pid = forker.fork.call_one().get(LIMIT)
+    assert pid > 0
+    assert forker.end_of.call_one(pid).get(LIMIT) == 70

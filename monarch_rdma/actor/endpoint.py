@@ -182,8 +182,15 @@ class Endpoint(Generic[R]):
         Raises TypeError where the arguments miss the endpoint's signature, and `SupervisionError` where an actor's
         process is known to be lost. The caller may change its arguments when this returns.
         """
+        return self._call_all(args, kwargs)
+
+    def call_living(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[R | None]]:
+        """The same, with None as the result of actors that have ended or whose process is lost."""
+        return self._call_all(args, kwargs, or_lost=True)
+
+    def _call_all(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, or_lost: bool = False) -> Future[Any]:
         proc, routes = current_proc(), self._mesh._routes
-        waiting = GatherReply(proc, routes, self._what(), self._mesh._region)
+        waiting = GatherReply(proc, routes, self._what(), self._mesh._region, or_lost=or_lost)
         self._post(proc, routes, waiting, args, kwargs)
         return waiting.future
 

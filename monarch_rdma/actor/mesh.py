@@ -259,12 +259,12 @@ class HostMesh(_ProcessMesh):
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
         """Ends all processes on the hosts; the agents stay."""
         current_proc().host_watch.discard_hosts(self._chosen())
-        return _plain(self._agents().stop_all.call(reason))
+        return _plain(self._agents().stop_all.call_living(reason))
 
     def shutdown(self, reason: str = "the hosts were shut down") -> Future[None]:
         """Ends all processes on the hosts, and agents that `run_worker_loop_until_shutdown` made."""
         current_proc().host_watch.discard_hosts(self._chosen())
-        return _plain(self._agents().shutdown.call(reason))
+        return _plain(self._agents().shutdown.call_living(reason))
 
     def _agents(self) -> ActorMesh[Any]:
         from .hosting.host import HOST, HostAgent
@@ -273,7 +273,7 @@ class HostMesh(_ProcessMesh):
 
     def _stop_procs(self, addresses: Sequence[str], reason: str) -> Future[None]:
         current_proc().host_watch.discard(addresses)
-        return _plain(self._agents().stop_procs.call(list(addresses), reason))
+        return _plain(self._agents().stop_procs.call_living(list(addresses), reason))
 
     def _with_region(self, region: Region) -> HostMesh:
         return HostMesh(self._name, self._addresses, region)

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import inspect
 import logging
+import os
 import threading
 import time
 from collections import Counter
@@ -459,11 +460,19 @@ class Instance:
             raise AttributeError(f"{self.class_name} has no endpoint {name!r}")
         return method
 
+    def _end_fork(self) -> None:
+        """A fork that an endpoint made has come back from it: its parent goes on here, it must not."""
+        if os.getpid() != self._proc.pid:
+            os.write(2, f"a fork of actor {self.name} has returned from its endpoint; it ends\n".encode())
+            os._exit(70)
+
     def _succeeded(self, frame: Frame, value: Any) -> Future[None] | None:
+        self._end_fork()
         return None if frame.kind == message.FAILURE or frame.flags & message.PORT else self._answer(frame, value)
 
     def _failed(self, frame: Frame, error: BaseException) -> None:
         """Tells the caller; where nobody waits, or it is not an ordinary exception, the actor ends with it."""
+        self._end_fork()
         is_told = frame.reply and frame.kind == message.CALL and not frame.flags & message.PORT
         if frame.reply:
             self._answer_failure(frame, error)
