@@ -69,7 +69,7 @@ class Collector:
         self.give_up(str(error))
 
     def _finish(self) -> bool:
-        for address in self._children:
+        for address in self._children.copy():
             self._proc.fulfil(self.number, address)
         return self._proc.forget(self.number)
 
