@@ -75,7 +75,7 @@ typedef struct {
   const char* advertise_host;  /* address told to others; "" = the one listened on */
   uint32_t port_min, port_max; /* TCP port range; 0,0 = any */
   uint32_t ip_family;          /* 0 = either, 4, 6 */
-  const char* lanes;           /* comma list of allowed lanes, best first: "shm,tcp" */
+  const char* lanes;           /* comma list of allowed lanes, best first: "shm,verbs,tcp" */
   uint32_t same_host_unix;     /* 1: Unix socket control stream to peers on this host; 0: always TCP with TLS */
   uint32_t shm_mapped;         /* 1: map the peer's shared memory */
   uint32_t shm_process_vm;     /* 1: process_vm_readv/writev for memory that is not shared */

@@ -42,7 +42,7 @@ Value = str | bool | int | float
 
 _ENV_PREFIX = "MONARCH_RDMA_"
 _OF_OTHERS = (_ENV_PREFIX + "BUILD_", _ENV_PREFIX + "TEST_")  # read by the build and by the tests
-LANES = ("shm", "tcp")  # those of this build, best first
+LANES = ("shm", "verbs", "tcp")  # those of this build, best first
 
 
 @dataclass(frozen=True)
@@ -101,7 +101,7 @@ OPTIONS: dict[str, Option] = {
         Option("port_min", int, 0, "First TCP port that may be taken; 0 with port_max 0 = any.", maximum=65535),
         Option("port_max", int, 0, "Last TCP port that may be taken.", maximum=65535),
         Option("ip_family", int, 0, "4 or 6 to use only that family of addresses; 0 = either.", choices=(0, 4, 6)),
-        Option("lanes", str, "shm,tcp", "Comma list of the lanes that may be used, best first."),
+        Option("lanes", str, "shm,verbs,tcp", "Comma list of the lanes that may be used, best first."),
         Option("same_host_unix", bool, True, "Reach peers on this host through a Unix socket; else TCP with TLS."),
         Option("shm_mapped", bool, True, "Map the shared memory of peers on this host."),
         Option("shm_process_vm", bool, True, "Use process_vm_readv/writev for memory of this host that is not shared."),

@@ -131,14 +131,14 @@ def test_the_core_checks_what_one_option_cannot_tell() -> None:
 
 def test_names_of_monarch(monkeypatch: pytest.MonkeyPatch) -> None:
     configure(rdma_allow_tcp_fallback=False)
-    assert config.get("lanes") == "shm"
+    assert config.get("lanes") == "shm,verbs"
     configure(
         rdma_allow_tcp_fallback=True, rdma_disable_ibverbs=True, rdma_tcp_fallback_parallelism=2, bulk_security="tls"
     )
     assert (config.get("lanes"), config.get("tcp_sockets"), config.get("bulk_tls")) == ("shm,tcp", 2, True)
     config.clear_runtime_config()
     monkeypatch.setenv("MONARCH_RDMA_ALLOW_TCP_FALLBACK", "0")
-    assert config.get("lanes") == "shm"
+    assert config.get("lanes") == "shm,verbs"
     with pytest.raises(errors.ConfigError, match=r"lanes .set through rdma_allow_tcp_fallback"):
         configure(lanes="tcp", rdma_allow_tcp_fallback=False)
     with pytest.raises(errors.ConfigError, match="rdma_allow_tcp_fallback is 'perhaps'"):

@@ -95,12 +95,12 @@ class LinkHost {
 class Link {
  public:
   virtual ~Link() = default;
-  virtual const char* lane() const = 0;  // "shm", "tcp", "local"
+  virtual const char* lane() const = 0;  // "shm", "verbs", "tcp", "local"
 
   // Any thread. The reason why it can't carry this operation, or "".
   virtual std::string refuses(const Op& op) const = 0;
-  // Any thread. Carries out a small operation at once and reports to on_done before it returns; false if it is not
-  // small or not possible right now, and then nothing has happened.
+  // Any thread. Carries out a small operation at once and reports to on_done, before it returns or soon after, from any
+  // thread; false if it is not small or not possible right now, and then nothing has happened.
   virtual bool try_inline(const OpRef& op) = 0;
   // On the loop. Starts a read or write; it ends in one LinkHost::on_done, from any thread, perhaps inside this call.
   virtual void start_on_loop(const OpRef& op) = 0;

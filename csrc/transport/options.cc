@@ -71,7 +71,7 @@ mr_options Options::defaults() {
   raw.name = "";
   raw.listen_host = "127.0.0.1";
   raw.advertise_host = "";
-  raw.lanes = "shm,tcp";
+  raw.lanes = "shm,verbs,tcp";
   raw.same_host_unix = raw.shm_mapped = raw.shm_process_vm = 1;
   raw.tcp_sockets = 4;
   raw.verbs_devices = "";

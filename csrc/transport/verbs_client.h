@@ -31,6 +31,7 @@ class VerbsClient : public QueuePair::Sink,
   ~VerbsClient();
 
   bool try_inline(const OpRef& op);  // any thread
+  bool reaches_nothing() const { return reaches_nothing_.load(); }
   // On the loop.
   void start(const OpRef& op);
   void stop(const OpRef& op);
@@ -157,7 +158,8 @@ class VerbsClient : public QueuePair::Sink,
   std::atomic<Route*> route_{nullptr};
   std::atomic<uint32_t> inside_{0};  // threads that may hold the route
   VerbsKeyCache key_cache_;
-  std::atomic<bool> waits_for_room_{false};  // operations wait for requests to end
+  std::atomic<bool> reaches_nothing_{false};  // as far as is known
+  std::atomic<bool> waits_for_room_{false};   // operations wait for requests to end
   std::mutex done_lock_;
   std::vector<std::pair<QueuePairRef, Work>> done_;  // parts of transfers
   bool done_scheduled_ = false;

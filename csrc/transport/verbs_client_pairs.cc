@@ -74,6 +74,7 @@ void VerbsClient::on_rails(std::vector<RailFace> theirs) {
     rails_[i].path = *paths[i];
     rails_[i].their_lid = theirs[paths[i]->theirs].lid;
   }
+  reaches_nothing_ = std::none_of(rails_.begin(), rails_.end(), [](const RailState& rail) { return rail.reaches; });
   open_some(!large_.empty());
   pump();
 }

@@ -69,7 +69,7 @@ TEST(a_small_operation_allocates_nothing) {
   const auto remote = pair.owner->remote(pair.owner->share(owned, sizeof owned));
   pair.user->domain->keep(here, sizeof here);
   const auto peer = pair.user->node->peer_of(Address::parse(remote->address));
-  for (int i = 0; i < 100; ++i) CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here, sizeof here)), MR_OK);
+  for (int i = 0; i < 100; ++i) VerbsSide::expect_ok(pair.user->read(remote, 0, here, sizeof here));
   for (const Verb verb : {Verb::read, Verb::write}) {
     std::vector<OpRef> ops;
     for (int i = 0; i < 200; ++i) {
@@ -86,7 +86,7 @@ TEST(a_small_operation_allocates_nothing) {
     counting = true;
     submit_and_wait(*pair.user, peer, ops);
     counting = false;
-    for (const OpRef& op : ops) CHECK_EQ(VerbsSide::wait(op), MR_OK);
+    for (const OpRef& op : ops) VerbsSide::expect_ok(op);
     CHECK_EQ(allocations, 0u);
     CHECK(!ops[0]->admitted);  // it never came to the loop
   }

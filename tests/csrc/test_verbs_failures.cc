@@ -30,8 +30,12 @@ struct Connected : VerbsPair {
     region = owner->share(owned.data(), owned.size());
     remote = owner->remote(region);
     user->domain->keep(here.data(), here.size());
-    CHECK_EQ(VerbsSide::wait(user->read(remote, 0, here.data(), here.size())), MR_OK);
+    VerbsSide::expect_ok(user->read(remote, 0, here.data(), here.size()));
     std::fill(here.begin(), here.end(), 0);
+  }
+  ~Connected() {  // before the memory goes
+    user.reset();
+    owner.reset();
   }
 
   Bytes owned, here;
@@ -84,7 +88,7 @@ TEST(a_broken_pair_is_replaced_by_one_of_another_number_and_the_old_ends_are_des
     pair.fabric.decide([&](const auto& request) {
       return !request.pieces.empty() && !failed.exchange(true) ? Fate{Fate::fail_before} : Fate{};
     });
-    CHECK_EQ(VerbsSide::wait(pair.user->read(pair.remote, 0, pair.here.data(), 8)), MR_OK);
+    VerbsSide::expect_ok(pair.user->read(pair.remote, 0, pair.here.data(), 8));
   }
   std::set<uint32_t> numbers;
   for (const auto& request : pair.fabric.requests()) numbers.insert(request.queue_pair);
@@ -114,8 +118,8 @@ TEST(nothing_is_posted_while_the_fate_of_a_write_is_not_known) {
   CHECK(!first->done());
   CHECK_EQ(pair.fabric.requests().size(), posted);
   gate.unlock();
-  CHECK_EQ(VerbsSide::wait(first), MR_OK);
-  CHECK_EQ(VerbsSide::wait(second), MR_OK);
+  VerbsSide::expect_ok(first);
+  VerbsSide::expect_ok(second);
   CHECK_EQ(pair.owned[0], 1);
   pair.finish();
 }
@@ -132,7 +136,7 @@ TEST(a_request_refused_by_the_owners_card_ends_with_access_denied_and_disturbs_n
   const OpRef write = pair.user->write(pair.remote, 0, pair.here.data(), 100000);
   CHECK_EQ(VerbsSide::wait(write), MR_ACCESS_DENIED);
   CHECK(write->status().text.find("remote access error") != std::string::npos);
-  for (const OpRef& read : reads) CHECK_EQ(VerbsSide::wait(read), MR_OK);
+  for (const OpRef& read : reads) VerbsSide::expect_ok(read);
   CHECK(mr::test::painted(pair.owned.data(), pair.owned.size(), 1));
   pair.finish();
 }
@@ -146,7 +150,7 @@ TEST(local_memory_that_the_card_does_not_know_is_told) {
   const OpRef op = pair.user->read(pair.remote, 0, pair.here.data(), kMiB);
   CHECK_EQ(VerbsSide::wait(op), MR_REGISTRATION);
   pair.fabric.decide(nullptr);
-  CHECK_EQ(VerbsSide::wait(pair.user->read(pair.remote, 0, pair.here.data(), kMiB)), MR_OK);
+  VerbsSide::expect_ok(pair.user->read(pair.remote, 0, pair.here.data(), kMiB));
   pair.finish();
 }
 
@@ -173,7 +177,7 @@ TEST(a_dead_rail_moves_traffic_to_the_other_and_then_to_tcp_and_back) {
     pair.fabric.keep_log(true);
     std::fill(pair.here.begin(), pair.here.end(), 0);
     const OpRef op = pair.user->read(pair.remote, 0, pair.here.data(), pair.here.size());
-    CHECK_EQ(VerbsSide::wait(op), MR_OK);
+    VerbsSide::expect_ok(op);
     CHECK(pair.here == pair.owned);
     const auto log = pair.fabric.requests();
     return std::count_if(log.begin(), log.end(),
@@ -185,20 +189,20 @@ TEST(a_dead_rail_moves_traffic_to_the_other_and_then_to_tcp_and_back) {
     CHECK(used);
   }
   pair.fabric.set_port("own0", false);
-  for (int i = 0; i < 3; ++i) CHECK_EQ(VerbsSide::wait(pair.user->read(pair.remote, 0, pair.here.data(), 8)), MR_OK);
+  for (int i = 0; i < 3; ++i) VerbsSide::expect_ok(pair.user->read(pair.remote, 0, pair.here.data(), 8));
   CHECK(moved("use1") > 0);
   pair.fabric.set_port("own1", false);
   const OpRef small = pair.user->read(pair.remote, 0, pair.here.data(), 8);
-  CHECK_EQ(VerbsSide::wait(small), MR_OK);
+  VerbsSide::expect_ok(small);
   const OpRef by_tcp = pair.user->read(pair.remote, 0, pair.here.data(), 4096);
-  CHECK_EQ(VerbsSide::wait(by_tcp), MR_OK);
+  VerbsSide::expect_ok(by_tcp);
   CHECK_EQ(std::string(by_tcp->lane), "tcp");
   pair.fabric.set_port("own0", true);
   pair.fabric.set_port("own1", true);
   std::string lane = "tcp";
   for (const Time limit = after(20); lane != "verbs" && Clock::now() < limit;) {
     const OpRef op = pair.user->read(pair.remote, 0, pair.here.data(), 4096);
-    CHECK_EQ(VerbsSide::wait(op), MR_OK);
+    VerbsSide::expect_ok(op);
     lane = op->lane;
   }
   CHECK_EQ(lane, "verbs");
@@ -212,11 +216,11 @@ TEST(a_card_that_dies_is_not_used_any_more) {
     for (int i = 0; i < 8; ++i) ops.push_back(pair.user->read(pair.remote, 0, pair.here.data(), pair.here.size()));
     pair.fabric.card(card).dead = true;
     pair.fabric.raise(card, IBV_EVENT_DEVICE_FATAL);
-    for (const OpRef& op : ops) CHECK_EQ(VerbsSide::wait(op), MR_OK);
+    for (const OpRef& op : ops) VerbsSide::expect_ok(op);
     CHECK(pair.here == pair.owned);
   }
   const OpRef op = pair.user->read(pair.remote, 0, pair.here.data(), 4096);
-  CHECK_EQ(VerbsSide::wait(op), MR_OK);
+  VerbsSide::expect_ok(op);
   CHECK_EQ(std::string(op->lane), "tcp");
   pair.finish();
 }
@@ -238,7 +242,7 @@ TEST(a_flapping_link_loses_nothing) {
     for (uint64_t i = 0; i < 50; ++i)
       ops.push_back(pair.user->read(pair.remote, i * 512, pair.here.data() + i * 512, 512));
     for (const OpRef& op : ops) {
-      CHECK_EQ(VerbsSide::wait(op), MR_OK);
+      VerbsSide::expect_ok(op);
       ++ended;
     }
     CHECK(std::equal(pair.here.begin(), pair.here.begin() + 50 * 512, pair.owned.begin()));
@@ -260,7 +264,7 @@ TEST(each_call_that_fails_while_connecting_leads_to_tcp_or_another_try) {
       pair.fabric.fail_call(call, ENOMEM, skip);
       for (int i = 0; i < 3; ++i) {
         std::fill(here.begin(), here.end(), 0);
-        CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), here.size())), MR_OK);
+        VerbsSide::expect_ok(pair.user->read(remote, 0, here.data(), here.size()));
         CHECK(here == owned);
       }
       pair.finish();
@@ -277,7 +281,7 @@ TEST(an_operation_without_another_lane_waits_for_the_rail_within_its_deadline) {
   const OpRef waits = pair.user->read(pair.remote, 0, pair.here.data(), kMiB, 30);
   CHECK(!waits->wait(0.05));
   pair.fabric.set_port("own0", true);
-  CHECK_EQ(VerbsSide::wait(waits), MR_OK);
+  VerbsSide::expect_ok(waits);
   pair.finish();
 }
 
@@ -299,7 +303,7 @@ TEST(deadlines_and_cancels_end_what_hangs_and_its_memory_is_let_alone) {
   hold = false;
   pair.fabric.kick();
   const OpRef op = pair.user->read(pair.remote, 0, pair.here.data(), 8);
-  CHECK_EQ(VerbsSide::wait(op), MR_OK);
+  VerbsSide::expect_ok(op);
   CHECK(mr::test::all(pair.here.data() + 8, pair.here.size() - 8, 7));
   CHECK(mr::test::painted(pair.owned.data(), pair.owned.size(), 1));
   pair.finish();
@@ -311,7 +315,7 @@ TEST(completions_that_never_come_end_at_the_deadline) {
   pair.fabric.decide(
       [&](const auto& request) { return !request.pieces.empty() && !lost.exchange(true) ? Fate{Fate::lose} : Fate{}; });
   CHECK_EQ(VerbsSide::wait(pair.user->read(pair.remote, 0, pair.here.data(), 100000, 0.3)), MR_TRANSFER_TIMEOUT);
-  CHECK_EQ(VerbsSide::wait(pair.user->read(pair.remote, 0, pair.here.data(), 100000)), MR_OK);
+  VerbsSide::expect_ok(pair.user->read(pair.remote, 0, pair.here.data(), 100000));
   pair.finish();
 }
 
@@ -320,14 +324,14 @@ TEST(an_atomic_is_never_repeated) {
     VerbsPair pair([](mr_options& raw) { raw.verbs_atomics = 1; });
     alignas(8) uint64_t word = 5, seen = 0;
     const auto remote = pair.owner->remote(pair.owner->share(&word, sizeof word));
-    CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, &seen, 8)), MR_OK);
+    VerbsSide::expect_ok(pair.user->read(remote, 0, &seen, 8));
     pair.fabric.decide(
         [kind](const auto& request) { return request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD ? Fate{kind} : Fate{}; });
     const View view = View::contiguous(0, 8);
     const OpRef op = pair.user->begin(Verb::fetch_add, remote, view, nullptr, view, 30, 0, 10);
     CHECK_EQ(VerbsSide::wait(op), MR_PEER_LOST);
     CHECK_EQ(op->remote_state, MR_UNKNOWN);
-    CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, &seen, 8)), MR_OK);
+    VerbsSide::expect_ok(pair.user->read(remote, 0, &seen, 8));
     CHECK_EQ(seen, kind == Fate::fail_after ? 15u : 5u);
     pair.finish();
   }
@@ -367,7 +371,7 @@ TEST(a_drop_under_traffic_ends_the_traffic_and_waits_for_no_peer) {
   Connected pair;
   std::vector<OpRef> ops;
   for (int i = 0; i < 40; ++i) ops.push_back(pair.user->read(pair.remote, 0, pair.here.data(), pair.here.size()));
-  CHECK_EQ(VerbsSide::wait(pair.owner->drop(pair.region)), MR_OK);
+  VerbsSide::expect_ok(pair.owner->drop(pair.region));
   std::fill(pair.owned.begin(), pair.owned.end(), 0xaa);  // the memory is the program's again
   for (const OpRef& op : ops) {
     const int end = VerbsSide::wait(op);

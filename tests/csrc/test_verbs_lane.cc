@@ -36,20 +36,20 @@ TEST(reads_and_writes_of_every_size) {
     for (int again = 0; again < 2; ++again) {
       std::fill(here.begin(), here.end(), 0xee);
       const OpRef read = pair.user->read(remote, 3, here.data() + 1, size);
-      CHECK_EQ(VerbsSide::wait(read), MR_OK);
+      VerbsSide::expect_ok(read);
       if (read->lane != std::string("verbs")) mr::test::check_failed(__FILE__, __LINE__, read->lane);
       CHECK(std::equal(here.begin() + 1, here.end() - 1, owned.begin() + 3));
       CHECK_EQ(here.front(), 0xee);
       CHECK_EQ(here.back(), 0xee);
       const Bytes fresh = painted_bytes(size, size + 1 + static_cast<uint64_t>(again)), before = owned;
       const OpRef write = pair.user->write(remote, 2, fresh.data(), size);
-      CHECK_EQ(VerbsSide::wait(write), MR_OK);
+      VerbsSide::expect_ok(write);
       CHECK_EQ(write->remote_state, MR_WRITTEN);
       CHECK(std::equal(fresh.begin(), fresh.end(), owned.begin() + 2));
       CHECK_EQ(owned[1], before[1]);
       CHECK_EQ(owned[size + 2], before[size + 2]);
     }
-    CHECK_EQ(VerbsSide::wait(pair.owner->drop(region)), MR_OK);
+    VerbsSide::expect_ok(pair.owner->drop(region));
   }
   pair.finish();
 }
@@ -63,7 +63,7 @@ TEST(the_card_is_given_the_addresses_of_the_memory_itself) {
     pair.fabric.keep_log(true);
     const OpRef op = write ? pair.user->write(remote, 0, here.data(), here.size())
                            : pair.user->read(remote, 0, here.data(), here.size());
-    CHECK_EQ(VerbsSide::wait(op), MR_OK);
+    VerbsSide::expect_ok(op);
     uint64_t bytes = 0;
     for (const auto& request : pair.fabric.requests()) {
       if (request.pieces.empty()) continue;  // the first request on a new queue pair
@@ -88,12 +88,12 @@ TEST(kept_memory_is_registered_once_and_small_operations_use_it_directly) {
   Bytes owned = painted_bytes(1 << 16, 1), here(1 << 16);
   const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
   pair.user->domain->keep(here.data(), here.size());
-  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), here.size())), MR_OK);
+  VerbsSide::expect_ok(pair.user->read(remote, 0, here.data(), here.size()));
   const uint64_t registered = pair.fabric.calls("reg_mr");
   pair.fabric.keep_log(true);
   for (uint64_t i = 0; i < 200; ++i) {
     here[i * 8] ^= 0xff;
-    CHECK_EQ(VerbsSide::wait(pair.user->read(remote, i * 8, here.data() + i * 8, 8)), MR_OK);
+    VerbsSide::expect_ok(pair.user->read(remote, i * 8, here.data() + i * 8, 8));
   }
   CHECK(here == owned);
   CHECK_EQ(pair.fabric.calls("reg_mr"), registered);
@@ -102,7 +102,7 @@ TEST(kept_memory_is_registered_once_and_small_operations_use_it_directly) {
     CHECK(request.pieces[0].addr < reinterpret_cast<uintptr_t>(here.data()) + here.size());
   }
   pair.user->domain->forget(here.data(), here.size());
-  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), here.size())), MR_OK);
+  VerbsSide::expect_ok(pair.user->read(remote, 0, here.data(), here.size()));
   CHECK(pair.fabric.calls("reg_mr") > registered);
   pair.finish();
 }
@@ -130,11 +130,11 @@ TEST(views_on_both_ends) {
     const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
     mr::test::copy_views(expected.data(), here, owned.data(), there, 0, there.bytes());
     const OpRef read = pair.user->begin(Verb::read, remote, there, local.data(), here);
-    CHECK_EQ(VerbsSide::wait(read), MR_OK);
+    VerbsSide::expect_ok(read);
     CHECK(local == expected);
     Bytes source = painted_bytes(local.size(), 2), after_write = owned;
     mr::test::copy_views(after_write.data(), there, source.data(), here, 0, there.bytes());
-    CHECK_EQ(VerbsSide::wait(pair.user->begin(Verb::write, remote, there, source.data(), here)), MR_OK);
+    VerbsSide::expect_ok(pair.user->begin(Verb::write, remote, there, source.data(), here));
     CHECK(owned == after_write);
   }
   pair.finish();
@@ -149,7 +149,7 @@ TEST(local_runs_go_into_one_request_as_far_as_the_card_takes_them) {
   raw.stride[0] = 32;
   Bytes owned = painted_bytes(640, 1), local(40 * 32);
   const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
-  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, local.data(), 1)), MR_OK);
+  VerbsSide::expect_ok(pair.user->read(remote, 0, local.data(), 1));
   pair.fabric.keep_log(true);
   CHECK_EQ(
       VerbsSide::wait(pair.user->begin(Verb::read, remote, View::contiguous(0, 640), local.data(), View::from(raw))),
@@ -167,14 +167,14 @@ TEST(regions_and_memory_longer_than_a_registration_are_split_at_the_seams) {
   Bytes owned = painted_bytes(9 * kMiB + 77, 1), here(9 * kMiB + 77);
   const auto region = pair.owner->share(owned.data(), owned.size());
   const auto remote = pair.owner->remote(region);
-  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), here.size())), MR_OK);
+  VerbsSide::expect_ok(pair.user->read(remote, 0, here.data(), here.size()));
   CHECK(here == owned);
-  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 2 * kMiB - 3, here.data(), 6)), MR_OK);
+  VerbsSide::expect_ok(pair.user->read(remote, 2 * kMiB - 3, here.data(), 6));
   CHECK(std::equal(here.begin(), here.begin() + 6, owned.begin() + 2 * kMiB - 3));
   const Bytes fresh = painted_bytes(owned.size(), 5);
-  CHECK_EQ(VerbsSide::wait(pair.user->write(remote, 0, fresh.data(), fresh.size())), MR_OK);
+  VerbsSide::expect_ok(pair.user->write(remote, 0, fresh.data(), fresh.size()));
   CHECK(owned == fresh);
-  CHECK_EQ(VerbsSide::wait(pair.owner->drop(region)), MR_OK);
+  VerbsSide::expect_ok(pair.owner->drop(region));
   pair.finish();
 }
 
@@ -198,7 +198,7 @@ TEST(a_notification_comes_after_the_bytes) {
     CHECK_EQ(region->next_notification(20, &value), 1);
     CHECK_EQ(value, 1000 + i);
     CHECK(mr::test::painted(owned.data(), owned.size(), i));
-    CHECK_EQ(VerbsSide::wait(op), MR_OK);
+    VerbsSide::expect_ok(op);
   }
   pair.finish();
 }
@@ -209,17 +209,17 @@ TEST(atomics_are_the_owners_unless_the_cards_are_asked_for) {
     alignas(8) uint64_t words[4] = {5, 6, 7, 8};
     const auto remote = pair.owner->remote(pair.owner->share(words, sizeof words));
     uint64_t seen = 0;
-    CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, &seen, 8)), MR_OK);
+    VerbsSide::expect_ok(pair.user->read(remote, 0, &seen, 8));
     pair.fabric.keep_log(true);
     const View word = View::contiguous(8, 8);
     const OpRef add = pair.user->begin(Verb::fetch_add, remote, word, nullptr, word, 30, 0, 10);
-    CHECK_EQ(VerbsSide::wait(add), MR_OK);
+    VerbsSide::expect_ok(add);
     CHECK_EQ(add->value, 6u);
     const OpRef swap = pair.user->begin(Verb::compare_and_swap, remote, word, nullptr, word, 30, 0, 16, 99);
-    CHECK_EQ(VerbsSide::wait(swap), MR_OK);
+    VerbsSide::expect_ok(swap);
     CHECK_EQ(swap->value, 16u);
     const OpRef refused = pair.user->begin(Verb::compare_and_swap, remote, word, nullptr, word, 30, 0, 16, 1);
-    CHECK_EQ(VerbsSide::wait(refused), MR_OK);
+    VerbsSide::expect_ok(refused);
     CHECK_EQ(refused->value, 99u);
     CHECK_EQ(words[1], 99u);
     CHECK_EQ(words[0], 5u);
@@ -234,10 +234,10 @@ TEST(a_drop_takes_the_keys_away_and_later_operations_are_refused) {
   Bytes owned = painted_bytes(1 << 20, 1), here(1 << 20);
   const auto region = pair.owner->share(owned.data(), owned.size());
   const auto remote = pair.owner->remote(region);
-  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), here.size())), MR_OK);
-  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), 8)), MR_OK);
+  VerbsSide::expect_ok(pair.user->read(remote, 0, here.data(), here.size()));
+  VerbsSide::expect_ok(pair.user->read(remote, 0, here.data(), 8));
   const int before = pair.fabric.open("mr");
-  CHECK_EQ(VerbsSide::wait(pair.owner->drop(region)), MR_OK);
+  VerbsSide::expect_ok(pair.owner->drop(region));
   CHECK(pair.fabric.open("mr") < before);
   for (const uint64_t size : {uint64_t{0}, uint64_t{8}, uint64_t{100000}, uint64_t{1} << 20}) {
     CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), size)), MR_ACCESS_DENIED);
@@ -246,7 +246,7 @@ TEST(a_drop_takes_the_keys_away_and_later_operations_are_refused) {
   CHECK(mr::test::painted(owned.data(), owned.size(), 1));
   // The others are not disturbed.
   const auto other = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
-  CHECK_EQ(VerbsSide::wait(pair.user->read(other, 0, here.data(), here.size())), MR_OK);
+  VerbsSide::expect_ok(pair.user->read(other, 0, here.data(), here.size()));
   CHECK(here == owned);
   pair.finish();
 }
@@ -255,7 +255,7 @@ TEST(rights_keys_and_bounds_are_enforced) {
   VerbsPair pair;
   Bytes owned = painted_bytes(4096, 1), here(8192);
   const auto readable = pair.owner->remote(pair.owner->share(owned.data(), owned.size(), MR_READ));
-  CHECK_EQ(VerbsSide::wait(pair.user->read(readable, 0, here.data(), 4096)), MR_OK);
+  VerbsSide::expect_ok(pair.user->read(readable, 0, here.data(), 4096));
   CHECK_EQ(VerbsSide::wait(pair.user->write(readable, 0, here.data() + 4096, 4096)), MR_ACCESS_DENIED);
   CHECK_EQ(VerbsSide::wait(pair.user->write(readable, 0, here.data() + 4096, 8)), MR_ACCESS_DENIED);
   CHECK_EQ(VerbsSide::wait(pair.user->read(readable, 4000, here.data(), 97)), MR_OUT_OF_BOUNDS);
@@ -265,7 +265,7 @@ TEST(rights_keys_and_bounds_are_enforced) {
   CHECK_EQ(VerbsSide::wait(pair.user->read(forged, 0, here.data(), 8)), MR_ACCESS_DENIED);
   CHECK_EQ(VerbsSide::wait(pair.user->read(forged, 0, here.data(), 4096)), MR_ACCESS_DENIED);
   CHECK(mr::test::painted(owned.data(), owned.size(), 1));
-  CHECK_EQ(VerbsSide::wait(pair.user->read(readable, 0, here.data(), 4096)), MR_OK);
+  VerbsSide::expect_ok(pair.user->read(readable, 0, here.data(), 4096));
   CHECK(std::equal(owned.begin(), owned.end(), here.begin()));
   pair.finish();
 }
@@ -277,14 +277,14 @@ TEST(large_operations_use_all_rails_and_both_ways_go_at_once) {
   const auto other = pair.user->remote(pair.user->share(fresh.data(), fresh.size()));
   for (uint32_t rails = 0; rails < 2;) {
     const OpRef connects = pair.user->read(remote, 0, here.data(), here.size());
-    CHECK_EQ(VerbsSide::wait(connects), MR_OK);
+    VerbsSide::expect_ok(connects);
     rails = connects->rails;
   }
   pair.fabric.keep_log(true);
   const OpRef read = pair.user->read(remote, 0, here.data(), here.size());
   const OpRef reverse = pair.owner->read(other, 0, back.data(), back.size());
-  CHECK_EQ(VerbsSide::wait(read), MR_OK);
-  CHECK_EQ(VerbsSide::wait(reverse), MR_OK);
+  VerbsSide::expect_ok(read);
+  VerbsSide::expect_ok(reverse);
   CHECK(here == owned);
   CHECK(back == fresh);
   CHECK_EQ(read->rails, 2u);
@@ -304,7 +304,7 @@ TEST(many_small_operations_at_once) {
   pair.user->domain->keep(here.data(), here.size());
   std::vector<OpRef> ops;
   for (uint64_t i = 0; i < kCount; ++i) ops.push_back(pair.user->read(remote, i * 16, here.data() + i * 16, 16));
-  for (const OpRef& op : ops) CHECK_EQ(VerbsSide::wait(op), MR_OK);
+  for (const OpRef& op : ops) VerbsSide::expect_ok(op);
   CHECK(here == owned);
   std::vector<std::thread> threads;
   for (uint64_t t = 0; t < 3; ++t)
@@ -324,7 +324,7 @@ TEST(memory_that_can_not_be_registered_is_told_or_goes_by_tcp) {
     VerbsPair pair(nullptr, "verbs,tcp");
     Bytes owned = painted_bytes(kMiB, 1), here(kMiB);
     const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
-    CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), 8)), MR_OK);
+    VerbsSide::expect_ok(pair.user->read(remote, 0, here.data(), 8));
     std::promise<void> settled;  // the small one's registration, which it did without
     (*pair.user->domain->memory_worker()).run([&] { settled.set_value(); });
     settled.get_future().wait();
@@ -338,7 +338,7 @@ TEST(memory_that_can_not_be_registered_is_told_or_goes_by_tcp) {
       CHECK(op->skipped.find("ibv_reg_mr") != std::string::npos);
       CHECK(here == owned);
     }
-    CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), here.size(), 30, MR_STRICT)), MR_OK);
+    VerbsSide::expect_ok(pair.user->read(remote, 0, here.data(), here.size(), 30, MR_STRICT));
     pair.finish();
   }
 }
@@ -348,11 +348,11 @@ TEST(a_region_that_can_not_be_registered_goes_by_tcp) {
   Bytes owned = painted_bytes(kMiB, 1), here(kMiB);
   pair.user->domain->keep(here.data(), here.size());
   const auto first = pair.owner->remote(pair.owner->share(owned.data(), 8));
-  CHECK_EQ(VerbsSide::wait(pair.user->read(first, 0, here.data(), 8)), MR_OK);
+  VerbsSide::expect_ok(pair.user->read(first, 0, here.data(), 8));
   pair.fabric.fail_call("reg_mr", ENOMEM, 1);  // after the local one
   const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
   const OpRef op = pair.user->read(remote, 0, here.data(), here.size());
-  CHECK_EQ(VerbsSide::wait(op), MR_OK);
+  VerbsSide::expect_ok(op);
   CHECK(here == owned);
   pair.finish();
 }
@@ -362,7 +362,7 @@ TEST(on_demand_paging_is_used_where_asked_and_there) {
                  [](FakeFabric& fabric) { fabric.card("use0").on_demand_paging = true; });
   Bytes owned = painted_bytes(kMiB, 1), here(kMiB);
   const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
-  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), here.size())), MR_OK);
+  VerbsSide::expect_ok(pair.user->read(remote, 0, here.data(), here.size()));
   CHECK(here == owned);
   pair.finish();
 }
@@ -372,9 +372,9 @@ TEST(the_budget_of_queue_pairs_sends_the_rest_by_tcp) {
   Bytes owned = painted_bytes(kMiB, 1), here(kMiB);
   const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
   const auto other = pair.user->remote(pair.user->share(here.data(), here.size()));
-  CHECK_EQ(VerbsSide::wait(pair.user->read(remote, 0, here.data(), here.size())), MR_OK);
+  VerbsSide::expect_ok(pair.user->read(remote, 0, here.data(), here.size()));
   const OpRef op = pair.owner->read(other, 0, owned.data(), owned.size());
-  CHECK_EQ(VerbsSide::wait(op), MR_OK);
+  VerbsSide::expect_ok(op);
   CHECK_EQ(std::string(op->lane), "tcp");
   CHECK(op->skipped.find("verbs_max_queue_pairs") != std::string::npos);
   pair.finish();

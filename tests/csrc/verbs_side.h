@@ -95,6 +95,10 @@ class VerbsSide {
     if (!op->wait(60)) throw std::runtime_error("an operation did not end: " + op->describe());
     return op->status().kind;
   }
+  // Waits, and demands success.
+  static void expect_ok(const OpRef& op, const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    if (wait(op) != MR_OK) check_failed(file, line, op->status().text);
+  }
   uint64_t counter(const std::string& name) { return node->counts()[name]; }
 
   std::shared_ptr<VerbsDomain> domain;
