@@ -9,7 +9,7 @@ number=$1 rails=$2
 checkout=$(realpath "$(dirname "$0")/../..")
 
 export PATH=$checkout/.venv/bin:/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
-export HOME=/root LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$3
+export HOME=/root LANG=C.UTF-8 PYTHONDONTWRITEBYTECODE=1 PYTHONPATH=$checkout:$3
 # Plugins of pytest cost many seconds here.
 export PYTEST_DISABLE_PLUGIN_AUTOLOAD=1 PYTEST_ADDOPTS="-p pytest_timeout -p no:cacheprovider --confcutdir=tests/rdma_vm"
 export RDMA_VM_NUMBER=$number RDMA_VM_PROGRAMS=$checkout/build/core/rdma_vm

@@ -2,7 +2,7 @@
 
 Prints one JSON line: what was done, what failed and how, and what was wrong. HANDLES: what owner.py printed. OPTIONS
 (JSON): those of the engine, `secret` (a file), `rounds`, `depth` (operations in a round, all at the same time), `bytes`
-(the most of one operation), `timeout` (seconds of one operation), `pause` (seconds between rounds).
+(the most of one operation), `timeout` (seconds of one operation), `pause` (seconds between rounds), `stop_at_failure`.
 """
 
 from __future__ import annotations
@@ -115,6 +115,8 @@ def run(data: RDMABuffer, counter: RDMABuffer, options: dict[str, Any]) -> Outco
         for future, finish in started:
             finish(_end_of(future, outcome, options["timeout"]))
         outcome.slowest = max(outcome.slowest, time.monotonic() - round_began)
+        if outcome.failures and options["stop_at_failure"]:
+            break
         time.sleep(options["pause"])
     outcome.seconds = time.monotonic() - began
     return outcome
@@ -140,7 +142,7 @@ def _end_of(future: Any, outcome: Outcome, timeout: float) -> RdmaError | None:
 
 
 def main(handles: dict[str, str], options: dict[str, Any]) -> None:
-    ours = {name: options.pop(name) for name in ("rounds", "bytes", "depth", "timeout", "pause")}
+    ours = {name: options.pop(name) for name in ("rounds", "bytes", "depth", "timeout", "pause", "stop_at_failure")}
     secret = Secret.from_file(options.pop("secret"))
     with Engine(secret=secret, name="reader", **options) as engine:
         data, counter = (
