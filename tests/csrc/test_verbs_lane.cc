@@ -1,9 +1,13 @@
 // The verbs lane between two engines on the fake fabric: bytes, views, notifications, atomics, drops.
+#include <sys/wait.h>
+#include <unistd.h>
+
 #include <algorithm>
 #include <future>
 
 #include "check.h"
 #include "pattern.h"
+#include "transport/verbs_wire.h"
 #include "verbs_side.h"
 #include "view_copy.h"
 
@@ -291,7 +295,7 @@ TEST(large_operations_use_all_rails_and_both_ways_go_at_once) {
   std::map<std::string, uint64_t> bytes;
   for (const auto& request : pair.fabric.requests())
     for (const auto& piece : request.pieces) bytes[request.card] += piece.length;
-  for (const char* card : {"use0", "use1"}) CHECK(bytes[card] > 8 * kMiB);
+  for (const char* card : {"use0", "use1"}) CHECK(bytes[card] >= kMiB);  // whoever is done sooner gets more
   CHECK_EQ(bytes["use0"] + bytes["use1"], 32 * kMiB);
   pair.finish();
 }
@@ -377,6 +381,74 @@ TEST(the_budget_of_queue_pairs_sends_the_rest_by_tcp) {
   VerbsSide::expect_ok(op);
   CHECK_EQ(std::string(op->lane), "tcp");
   CHECK(op->skipped.find("verbs_max_queue_pairs") != std::string::npos);
+  pair.finish();
+}
+
+TEST(frames_that_are_cut_short_or_lie_are_refused) {
+  VerbsOffer offer;
+  offer.number = 7;
+  offer.end = {0x123456, 0xabcdef};
+  VerbsAccept accept;
+  accept.status = fail(MR_RESOURCE_EXHAUSTED, "no more");
+  VerbsKeys keys;
+  keys.size = 3 << 20;
+  keys.piece_bytes = 1 << 20;
+  keys.rkeys = {1, 2, 3};
+  RailFace face;
+  face.gids.resize(2);
+  const std::pair<Bytes, std::function<void(Reader&)>> frames[] = {
+      {offer.encode(), [](Reader& in) { VerbsOffer::decode(in); }},
+      {accept.encode(), [](Reader& in) { VerbsAccept::decode(in); }},
+      {VerbsWant{1, {2, Key::random()}, MR_READ, 0}.encode(), [](Reader& in) { VerbsWant::decode(in); }},
+      {keys.encode(), [](Reader& in) { VerbsKeys::decode(in); }},
+      {encode_rails({face, face}), [](Reader& in) { decode_rails(in); }},
+  };
+  for (const auto& [bytes, decode] : frames) {
+    Reader whole(bytes);
+    decode(whole);
+    for (size_t cut = 0; cut < bytes.size(); ++cut) CHECK_THROWS(Error, Reader in({bytes.data(), cut}); decode(in));
+    Bytes longer = bytes;
+    longer.push_back(0);
+    CHECK_THROWS(Error, Reader in(longer); decode(in));
+  }
+  const auto refuses = [](VerbsKeys wrong) {
+    CHECK_THROWS(Error, const Bytes bytes = wrong.encode(); Reader in(bytes); VerbsKeys::decode(in));
+  };
+  VerbsKeys wrong = keys;
+  wrong.rkeys.pop_back();  // a range without a key
+  refuses(wrong);
+  wrong = keys;
+  wrong.piece_bytes = 0;
+  refuses(wrong);
+  wrong = keys;
+  wrong.base = UINT64_MAX - 5;
+  refuses(wrong);
+  offer.end.psn = 1 << 24;
+  CHECK_THROWS(Error, const Bytes bytes = offer.encode(); Reader in(bytes); VerbsOffer::decode(in));
+}
+
+TEST(a_forked_child_takes_nothing_away_from_its_parent) {
+  VerbsPair pair;
+  Bytes owned = painted_bytes(kMiB, 1), here(kMiB);
+  const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
+  pair.user->domain->keep(here.data(), here.size());
+  VerbsSide::expect_ok(pair.user->read(remote, 0, here.data(), here.size()));
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);
+    const char* const calls[] = {"destroy_qp", "dereg_mr", "modify_qp"};
+    uint64_t before = 0, after = 0;
+    for (const char* call : calls) before += pair.fabric.calls(call);
+    pair.user->domain->forget(here.data(), here.size());
+    pair.user->domain->close();
+    pair.owner->domain->close();
+    for (const char* call : calls) after += pair.fabric.calls(call);
+    ::_exit(before == after ? 0 : 1);
+  }
+  int status = -1;
+  ::waitpid(child, &status, 0);
+  CHECK_EQ(status, 0);
+  VerbsSide::expect_ok(pair.user->read(remote, 0, here.data(), here.size()));
   pair.finish();
 }
 
