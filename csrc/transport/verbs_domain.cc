@@ -33,6 +33,7 @@ VerbsCard::VerbsCard(VerbsContextRef opened, const KeptRanges& kept, std::shared
 
 VerbsDomain::VerbsDomain(const Options& options)
     : options_(options),
+      pid_(this_pid()),
       pairs_worker_(std::make_shared<Worker>("mr_pairs")),
       memory_worker_(std::make_shared<Worker>("mr_memory")) {}
 
@@ -64,9 +65,11 @@ std::shared_ptr<VerbsDomain> VerbsDomain::open(const Verbs& verbs, const Options
   return nullptr;
 }
 
-void VerbsDomain::close() {  // in a forked child the threads are let go of, and nothing else
+// In a forked child the threads are let go of and nothing else: locks may have been held at the fork.
+void VerbsDomain::close() {
   pairs_worker_->close();
-  for (auto& [name, card] : cards_) card->memory.clear();
+  if (is_this_process(pid_))
+    for (auto& [name, card] : cards_) card->memory.clear();
   memory_worker_->close();
   for (auto& [name, card] : cards_) card->poller.close();
 }

@@ -87,6 +87,7 @@ class VerbsDomain : public MemoryKeeper, public std::enable_shared_from_this<Ver
   void on_card_event(const std::string& card, const ibv_async_event& event);
 
   const Options options_;
+  const int pid_;
   const std::shared_ptr<Worker> pairs_worker_, memory_worker_;
   KeptRanges kept_;
   std::map<std::string, VerbsCardRef> cards_;
