@@ -155,7 +155,8 @@ def behind(attached: Attachment) -> str:
 def test_pdb_is_at_the_line_behind_and_the_call_goes_on(buggy: ActorMesh[Buggy], name: str) -> None:
     result = getattr(buggy.slice(gpus=1), name).call_one(4)
     (found,) = waiting()
-    assert (found.actor, found.rank, found.coords, found.process) == ("buggy", 1, {"gpus": 1}, "procs0/1")
+    assert (found.actor, found.rank, found.coords) == ("buggy", 1, {"gpus": 1})
+    assert found.process.endswith("/1")
     assert (found.facts["endpoint"], found.facts["function"]) == (name, name)
     with Attachment(found) as attached:
         assert f"{name}()" in attached.text and attached.waits
