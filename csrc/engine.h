@@ -92,7 +92,7 @@ typedef struct {
   uint32_t verbs_rd_atomic;       /* reads and atomics at a time on one queue pair */
   uint32_t verbs_mtu;             /* of packets; 0 = the ports' */
   uint32_t verbs_timeout;         /* 4.096 us * 2^timeout until a packet counts as lost; 0 = never */
-  uint32_t verbs_retries;         /* times a lost packet is sent again */
+  uint32_t verbs_retries;         /* times a lost packet is sent again; 7 = for ever on some cards */
   uint32_t verbs_rnr_retries;     /* times a packet is sent again to a receiver that is not ready; 7 = for ever */
   uint32_t verbs_rnr_timer;       /* code of the pause before that */
   uint32_t verbs_traffic_class;   /* of RoCE packets: DSCP * 4 + ECN */

@@ -158,7 +158,13 @@ OPTIONS: dict[str, Option] = {
             "4.096 us * 2^timeout until a packet counts as lost; 0 = never.",
             maximum=31,
         ),
-        Option("verbs_retries", int, 7, "Times a lost packet is sent again.", maximum=7),
+        Option(
+            "verbs_retries",
+            int,
+            6,
+            "Times a lost packet is sent again; some cards, Soft-RoCE among them, take 7 for ever.",
+            maximum=7,
+        ),
         Option(
             "verbs_rnr_retries",
             int,

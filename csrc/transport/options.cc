@@ -83,7 +83,7 @@ mr_options Options::defaults() {
   raw.verbs_inline_bytes = 220;
   raw.verbs_rd_atomic = 16;
   raw.verbs_timeout = 14;
-  raw.verbs_retries = 7;
+  raw.verbs_retries = 6;
   raw.verbs_rnr_retries = 7;
   raw.verbs_rnr_timer = 12;
   raw.verbs_hop_limit = 64;

@@ -12,12 +12,13 @@ constexpr uint64_t kSmall = 64u << 10;  // operations up to this size go out as 
 constexpr uint64_t kWindowChunks = 4;   // posted on one queue pair: the card never runs dry
 constexpr double kStopGrace = 0.02;     // what is posted may end by itself so long, before its queue pair is shut
 constexpr uint32_t kPerDoorbell = 32;
+constexpr uint32_t kForEver = 7;  // retries, to some cards
 
 Status stopped(int kind) { return fail(kind, kind == MR_TRANSFER_TIMEOUT ? "no end within its timeout" : "cancelled"); }
 
 // A packet that is lost each time is given up within (retries + 1) timeouts, each of which may take four times as long.
 double hardware_limit(const mr_options& raw) {
-  if (raw.verbs_timeout == 0) return 0;
+  if (raw.verbs_timeout == 0 || raw.verbs_retries == kForEver) return 0;
   return 4.096e-6 * std::exp2(raw.verbs_timeout) * 4 * (raw.verbs_retries + 1);
 }
 
