@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from monarch_rdma.rdma import is_ibverbs_available
+
 
 @dataclass(frozen=True)
 class Lane:
@@ -24,3 +26,5 @@ LANES = [
     Lane("tcp-across-hosts", {"lanes": "tcp", "same_host_unix": False}, lane="tcp"),
     Lane("tcp-bulk-tls", {"lanes": "tcp", "same_host_unix": False, "bulk_tls": True}, lane="tcp"),
 ]
+if is_ibverbs_available():  # on hosts with a card, and in the virtual machine of the RDMA tests
+    LANES.append(Lane("verbs", {"lanes": "verbs"}, lane="verbs"))
