@@ -133,6 +133,14 @@ class FakeFabric {
       signal(context->async_fd);
     }
   }
+  // The card is gone: what is asked of it fails, and its work stays undone.
+  void kill(const std::string& card_name) {
+    {
+      std::lock_guard guard(lock_);
+      card(card_name).dead = true;
+    }
+    raise(card_name, IBV_EVENT_DEVICE_FATAL);
+  }
   void set_port(const std::string& card_name, bool up) {
     {
       std::lock_guard guard(lock_);

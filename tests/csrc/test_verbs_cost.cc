@@ -60,6 +60,10 @@ void* operator new(size_t size) {
   if (out == nullptr) throw std::bad_alloc();
   return out;
 }
+void* operator new(size_t size, const std::nothrow_t&) noexcept {
+  allocations += counting;
+  return std::malloc(size == 0 ? 1 : size);
+}
 void operator delete(void* memory) noexcept { std::free(memory); }
 void operator delete(void* memory, size_t) noexcept { std::free(memory); }
 

@@ -214,8 +214,7 @@ TEST(a_card_that_dies_is_not_used_any_more) {
   for (const char* card : {"use0", "use1"}) {
     std::vector<OpRef> ops;
     for (int i = 0; i < 8; ++i) ops.push_back(pair.user->read(pair.remote, 0, pair.here.data(), pair.here.size()));
-    pair.fabric.card(card).dead = true;
-    pair.fabric.raise(card, IBV_EVENT_DEVICE_FATAL);
+    pair.fabric.kill(card);
     for (const OpRef& op : ops) VerbsSide::expect_ok(op);
     CHECK(pair.here == pair.owned);
   }
