@@ -18,7 +18,7 @@ from child import Child
 
 from monarch_rdma.errors import ConfigError, PeerLost, ResourceExhausted, TransferTimeout, class_of_kind
 from monarch_rdma.rdma import Engine, Secret
-from monarch_rdma.rdma.messages import Inbox, Incoming, Incoming, Stop, send
+from monarch_rdma.rdma.messages import Inbox, Incoming, Stop, send
 
 LONG = os.environ.get("MONARCH_RDMA_TEST_ROUNDS") == "long"
 WINDOW = 64 << 10
