@@ -64,6 +64,7 @@ EngineHandle::EngineHandle(const Options& options, const Secret& secret, const L
   if (options.threads) wanted.copy_threads = options.threads;
   if (options.sockets) wanted.tcp_sockets = options.sockets;
   wanted.verbs_devices = options.devices.c_str();
+  if (options.spin >= 0) wanted.verbs_spin = options.spin;
   if (options.role == Role::kListen) {
     wanted.listen_host = options.listen_host.c_str();
     wanted.port_min = wanted.port_max = options.listen_port;

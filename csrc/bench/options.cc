@@ -182,6 +182,8 @@ const std::vector<Flag>& flags() {
        [](Options& o, S v) { o.sockets = small("--sockets", v, 256); }},
       {"--devices", "LIST", "RDMA cards of the verbs lane, as in option verbs_devices [engine's choice]",
        [](Options& o, S v) { o.devices = v; }},
+      {"--spin", "S", "how long a thread polls a card before it sleeps [engine's choice]",
+       [](Options& o, S v) { o.spin = parse_seconds("--spin", v); }},
       {"--bulk-tls", nullptr, "encrypt the tcp lane's data sockets", [](Options& o, S) { o.bulk_tls = true; }},
       {"--control", "KIND", "control stream on one host: unix or tcp [unix]",
        [](Options& o, S v) {

@@ -43,6 +43,7 @@ struct Options {
   uint32_t threads = 0;
   uint32_t sockets = 0;
   std::string devices;  // of the verbs lane
+  double spin = -1;     // of the verbs lane, seconds; -1: engine's choice
   bool bidirectional = false;
   bool verify = false;
   bool baseline = false;

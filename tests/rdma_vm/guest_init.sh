@@ -7,6 +7,7 @@ value() { $b sed -n "s/.*\<vm_$1=\([^ ]*\).*/\1/p" /proc/cmdline; }
 $b mount -t proc proc /proc
 $b mount -t sysfs sys /sys
 $b mount -t devtmpfs dev /dev
+$b ln -s /proc/self/fd /dev/fd
 while read -r module; do
   $b insmod "/modules/$module" || echo "insmod $module failed"
 done < /modules/order
