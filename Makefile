@@ -59,7 +59,7 @@ test-long: build $(VENV)/demo-done test-cpp ## the same with many more rounds of
 
 test-rdma: build ## the tests in virtual machines with Soft-RoCE alone (RDMA without a card)
 	@flock build/.lock $(CPP) rdma_vm
-	@$(PY) tests/rdma_vm
+	@$(PY) tests/rdma_vm || true  # makes the machine, or says why not; then the tests skip
 	$(PY) -m pytest tests/test_rdma_*.py $(PYTEST_ARGS)
 
 test-cpp: setup ## the C++ unit tests alone
