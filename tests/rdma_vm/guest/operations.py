@@ -11,7 +11,9 @@ import base64
 import collections
 import itertools
 import json
+import os
 import random
+import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
@@ -41,6 +43,7 @@ class Outcome:
     retries: int = 0
     seconds: float = 0.0
     slowest: float = 0.0
+    left: int = 0  # descriptors and queue pairs, after the engine's end
 
 
 class Slot:
@@ -141,16 +144,25 @@ def _end_of(future: Any, outcome: Outcome, timeout: float) -> RdmaError | None:
     return error
 
 
+def held() -> int:
+    """Descriptors and queue pairs of this process."""
+    found = json.loads(subprocess.check_output(["rdma", "-j", "resource", "show", "qp"]))
+    return len(os.listdir("/proc/self/fd")) + sum(entry.get("pid") == os.getpid() for entry in found)
+
+
 def main(handles: dict[str, str], options: dict[str, Any]) -> None:
     ours = {name: options.pop(name) for name in ("rounds", "bytes", "depth", "timeout", "pause", "stop_at_failure")}
     secret = Secret.from_file(options.pop("secret"))
+    before = held()
     with Engine(secret=secret, name="reader", **options) as engine:
         data, counter = (
             RDMABuffer.from_bytes(base64.b64decode(handles[name]), engine=engine) for name in ("data", "counter")
         )
         data[:1].read_into(bytearray(1)).get(30)
         print("{}", flush=True)  # it begins
-        print(json.dumps(vars(run(data, counter, ours))), flush=True)
+        outcome = run(data, counter, ours)
+    outcome.left = held() - before
+    print(json.dumps(vars(outcome)), flush=True)
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import struct
 import sys
 from typing import Any
 
-from operations import pattern
+from operations import held, pattern
 
 from monarch_rdma.rdma import Engine, RDMABuffer, Secret
 
@@ -24,6 +24,7 @@ def main(options: dict[str, Any]) -> None:
     data = bytearray(pattern(options.pop("size")))
     counter = bytearray(8)
     secret = Secret.from_file(options.pop("secret"))
+    before = held()
     with Engine(secret=secret, name="owner", **options) as engine:
         buffers = {"data": RDMABuffer(data, engine=engine), "counter": RDMABuffer(counter, engine=engine)}
         say({name: base64.b64encode(buffer.to_bytes()).decode() for name, buffer in buffers.items()})
@@ -34,7 +35,7 @@ def main(options: dict[str, Any]) -> None:
                 notified.append(buffers["data"].next_notification(0))
             except TimeoutError:
                 break
-        say({"counter": struct.unpack("<Q", counter)[0], "notified": notified, "counters": engine.counters()})
+    say({"counter": struct.unpack("<Q", counter)[0], "notified": notified, "left": held() - before})
 
 
 def say(what: dict[str, Any]) -> None:
