@@ -76,11 +76,18 @@ class Peer::ProcessWatch : public Loop::Watcher {
   Fd pidfd_, statm_;
 };
 
-// Its last words may still be in the stream. Its end too, unless a forked child holds the stream open.
+Status Peer::process_ended() const {
+  return fail(MR_PEER_LOST, "its process (pid " + std::to_string(info_.pid) + ") has ended");
+}
+
+// Its last words may still be in the streams. Its end too, unless a forked child holds them open.
 void Peer::process_ended_on_loop() {
+  drain_on_loop();
+  if (state_ == State::up) lost_on_loop(process_ended());
+}
+
+void Peer::drain_on_loop() {
   for (const auto& stream : std::vector(streams_)) stream->drain_on_loop();
-  if (state_ == State::up)
-    lost_on_loop(fail(MR_PEER_LOST, "its process (pid " + std::to_string(info_.pid) + ") has ended"));
 }
 
 Peer::Peer(Home& home, Address address) : home_(home), address_(std::move(address)) {
@@ -347,11 +354,15 @@ void Peer::watch_process_on_loop() {
 }
 
 void Peer::on_closed(ControlStream& stream, const Status& status) {
-  const bool ours =
-      std::any_of(streams_.begin(), streams_.end(), [&](const auto& each) { return each.get() == &stream; });
-  if (!ours) return;  // we are closing it
-  lost_on_loop(status.ok() ? fail(MR_PEER_LOST, "it ended, or closed the connection")
-                           : fail(status.kind == MR_PROTOCOL ? MR_PROTOCOL : MR_PEER_LOST, status.text));
+  const auto ours = [&] {
+    return std::any_of(streams_.begin(), streams_.end(), [&](const auto& each) { return each.get() == &stream; });
+  };
+  if (!ours()) return;  // we are closing it
+  if (status.kind == MR_PROTOCOL) return lost_on_loop(fail(MR_PROTOCOL, status.text));
+  drain_on_loop();      // where two dialled each other, its last words are in the other stream
+  if (!ours()) return;  // whose end was told then
+  if (process_ && !process_->has_memory()) return lost_on_loop(process_ended());
+  lost_on_loop(fail(MR_PEER_LOST, status.ok() ? "it ended, or closed the connection" : status.text));
 }
 
 void Peer::lost_on_loop(const Status& why) {

@@ -128,6 +128,8 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   bool message_on_loop(ByteView head, ByteView body, uint64_t connection);
   void watch_process_on_loop();
   void process_ended_on_loop();
+  Status process_ended() const;
+  void drain_on_loop();
   void open_window_on_loop();
   void on_frame(ControlStream& stream, Frame& frame) override;
   void on_closed(ControlStream& stream, const Status& status) override;
