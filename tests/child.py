@@ -14,6 +14,8 @@ import subprocess
 import sys
 import textwrap
 import traceback
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -101,6 +103,13 @@ class Child:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def maker_of_children(secret: Secret) -> Iterator[Callable[..., Child]]:
+    """Makes them, with these options of their engines; they end with the block."""
+    with ExitStack() as children:
+        yield lambda **options: children.enter_context(Child(secret, **options))
 
 
 def _packed(value: Any) -> bytes:

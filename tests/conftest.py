@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import pytest
 from actor_client import Faults, client_of_its_own, faults_recorded
-from child import Child
+from child import Child, maker_of_children
 from rdma_vm.image import Image, Unavailable, prepare
 
 from monarch_rdma import config
@@ -48,16 +47,9 @@ def reader(secret: Secret) -> Iterator[Engine]:
 
 @pytest.fixture
 def child_process(secret: Secret) -> Iterator[Callable[..., Child]]:
-    """Makes owners in processes of their own, with these options of their engine; they end with the test."""
-    children: list[Child] = []
-
-    def make(**options: Any) -> Child:
-        children.append(Child(secret, **options))
-        return children[-1]
-
-    yield make
-    for child in children:
-        child.close()
+    """Makes owners in processes of their own; they end with the test."""
+    with maker_of_children(secret) as make:
+        yield make
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@
 
 #include <unistd.h>
 #include "../base/fd.h"
+#include "../base/list.h"
 #include "../base/loop.h"
 
 namespace mr {
@@ -20,16 +21,6 @@ void demand(bool ok, const char* option, const std::string& value, const char* w
 void demand_positive(double seconds, const char* option) {
   demand(std::isfinite(seconds) && seconds > 0, option, std::to_string(seconds),
          "must be a positive number of seconds");
-}
-
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> out;
-  for (size_t at = 0; at <= list.size();) {
-    const size_t comma = std::min(list.find(',', at), list.size());
-    if (comma > at) out.push_back(list.substr(at, comma - at));
-    at = comma + 1;
-  }
-  return out;
 }
 
 void demand_range(uint64_t value, uint64_t least, uint64_t most, const char* option) {
@@ -111,7 +102,7 @@ Options Options::from(const mr_options& raw) {
   demand(!out.listen_host.empty(), "listen_host", "\"\"", "must be an address or an interface");
   out.advertise_host = text(raw.advertise_host);
   if (raw.secret != nullptr) out.secret = Secret({raw.secret, raw.secret_len});
-  out.lanes = split(text(raw.lanes));
+  out.lanes = split_list(text(raw.lanes));
   demand(!out.lanes.empty(), "lanes", text(raw.lanes), "must name at least one of shm, verbs, tcp");
   for (const auto& lane : out.lanes)
     demand(lane == "shm" || lane == "verbs" || lane == "tcp", "lanes", text(raw.lanes), "knows shm, verbs and tcp");

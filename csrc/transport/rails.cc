@@ -6,6 +6,7 @@
 #include <tuple>
 
 #include <fnmatch.h>
+#include "../base/list.h"
 
 namespace mr {
 namespace {
@@ -13,16 +14,6 @@ namespace {
 constexpr int kActive = 4;     // IBV_PORT_ACTIVE
 constexpr int kInit = 2;       // IBV_PORT_INIT
 constexpr double kSlow = 0.5;  // of the fastest: a slower port would hold up what is striped over it
-
-std::vector<std::string> split(const std::string& list) {
-  std::vector<std::string> out;
-  for (size_t at = 0; at <= list.size();) {
-    const size_t comma = std::min(list.find(',', at), list.size());
-    if (comma > at) out.push_back(list.substr(at, comma - at));
-    at = comma + 1;
-  }
-  return out;
-}
 
 // Position of the first pattern ("mlx5_0", "mlx5_0:1", "mlx5_*") for the port; the number of patterns where none is.
 size_t place_in_list(const std::vector<std::string>& patterns, const std::string& device, uint32_t port) {
@@ -257,7 +248,7 @@ std::string RailChoice::why_none() const {
 
 RailChoice choose_rails(const std::vector<DeviceFacts>& devices, const RailOptions& options) {
   RailChoice choice;
-  const auto patterns = split(options.devices);
+  const auto patterns = split_list(options.devices);
   std::vector<Candidate> candidates;
   for (const auto& device : devices) {
     if (device.transport != Transport::reliable) {

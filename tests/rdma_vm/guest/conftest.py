@@ -6,13 +6,12 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
-from child import Child
+from child import Child, maker_of_children
 
 from monarch_rdma import config
 from monarch_rdma.rdma import Engine, Secret
@@ -45,16 +44,9 @@ def secret() -> Secret:
 
 @pytest.fixture
 def child_process(secret: Secret) -> Iterator[Callable[..., Child]]:
-    """Makes owners in processes of their own, with these options of their engine; they end with the test."""
-    children: list[Child] = []
-
-    def make(**options: Any) -> Child:
-        children.append(Child(secret, **options))
-        return children[-1]
-
-    yield make
-    for child in children:
-        child.close()
+    """Makes owners in processes of their own; they end with the test."""
+    with maker_of_children(secret) as make:
+        yield make
 
 
 @pytest.fixture(scope="module")
