@@ -57,6 +57,7 @@ class Option:
     minimum: float = 0
     maximum: float = 2**32 - 1
     choices: tuple[Value, ...] = ()
+    is_absolute_path: bool = False  # or ""
     engine: bool = True
 
     @property
@@ -77,6 +78,10 @@ class Option:
             checked = os.fspath(value) if isinstance(value, str | os.PathLike) else None
         if checked is None:
             raise ConfigError(f"{where} is {value!r}, but must be {self._wanted()}")
+        if self.is_absolute_path and checked and not os.path.isabs(str(checked)):
+            raise ConfigError(
+                f"{where} is {value!r}, but must be an absolute path: processes differ in their directory"
+            )
         if self.choices and checked not in self.choices:
             raise ConfigError(f"{where} is {value!r}, but must be one of {', '.join(map(repr, self.choices))}")
         if self.type in (int, float) and not self.minimum <= float(checked) <= self.maximum:
@@ -275,6 +280,14 @@ OPTIONS: dict[str, Option] = {
             "s",
             0,
             86400,
+            engine=False,
+        ),
+        Option(
+            "event_log",
+            str,
+            "",
+            'Absolute path of the file that every process of the program appends its events to; "" = none.',
+            is_absolute_path=True,
             engine=False,
         ),
         Option(

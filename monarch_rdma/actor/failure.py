@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ProtocolError
+from ..supervision.events import emit
 from .encoding.codec import Outgoing, encode
 from .remote_error import RemoteError
 
@@ -25,15 +26,16 @@ _log = logging.getLogger("monarch_rdma.actor")
 class SupervisionError(RuntimeError):
     """The actor or the process that was asked has failed or ended; the call will never be answered.
 
-    `endpoint` names the method that was called, or is None.
+    `endpoint` names the method that was called, or is None. `event`: the id of what the event log says of it, or None.
     """
 
-    def __init__(self, message: str, endpoint: str | None = None) -> None:
+    def __init__(self, message: str, endpoint: str | None = None, event: str | None = None) -> None:
         super().__init__(message)
         self.endpoint = endpoint
+        self.event = event
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (str(self), self.endpoint)
+        return type(self), (str(self), self.endpoint, self.event)
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,7 @@ class MeshFailure:
     lines: tuple[str, ...] = ()
     causes: tuple[MeshFailure, ...] = field(default=())
     address: str | None = None  # of the process that failed
+    event: str | None = None  # the id of what the event log says of it
 
     @property
     def mesh(self) -> str:
@@ -114,6 +117,13 @@ def unhandled(failures: Sequence[MeshFailure]) -> None:
     hook = getattr(actor, "unhandled_fault_hook", unhandled_fault_hook)
     try:
         for failure in failures:
+            emit(
+                "fault.unhandled",
+                cause=failure.event,
+                mesh=failure.mesh_name,
+                rank=failure.rank,
+                report=failure.report(),
+            )
             hook(failure)
     except BaseException as error:
         if not isinstance(error, SystemExit):

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from ..errors import ConfigError
+from ..supervision.events import emit
 from .actor import Actor
 from .context import context
 from .debugging.registry import announce
@@ -81,6 +82,7 @@ class ActorMesh(MeshTrait, Generic[T]):
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
         """Ends the actors after the messages that wait already. Those that are gone count as stopped."""
         context().actor_instance.owned.forget(self)
+        emit("mesh.stopped", mesh=self._name, reason=reason)
         proc = current_proc()
         waiting = GatherReply(proc, self._routes, f"{self._name}.stop", self._region, or_lost=True)
         deadline = time.monotonic() + PATIENCE
@@ -145,6 +147,7 @@ class ProcMesh(_ProcessMesh):
         proc, number = current_proc(), current_proc().random_number()
         mesh = ActorMesh(Class, name, number, self)
         instance = context().actor_instance
+        emit("mesh.spawned", mesh=name, actor=f"{Class.__module__}.{Class.__qualname__}", ranks=len(self))
         birth = Birth(Class, args, kwargs, name, instance.owner_reference, repr(instance), self)
         outgoing = encode(birth)
         waiting = GatherReply(proc, mesh._routes, f"{name}.__init__", self._region)
@@ -169,6 +172,7 @@ class ProcMesh(_ProcessMesh):
     def stop(self, reason: str = "stopped by its owner") -> Future[None]:
         """Ends the processes and all actors in them, `__cleanup__` included. Those that are gone count as stopped."""
         self._is_stopped = True
+        emit("mesh.stopped", mesh=self._name, reason=reason)
         context().actor_instance.owned.forget(self, self._chosen())
         return self.host_mesh._stop_procs(self._chosen(), reason)
 

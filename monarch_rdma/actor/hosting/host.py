@@ -25,6 +25,7 @@ from typing import Any, TypeVar
 
 from ... import config
 from ...errors import ConfigError, RdmaError, TransferTimeout
+from ...supervision.events import emit
 from ..actor import Actor
 from ..context import context
 from ..debugging.process_facts import facts_of
@@ -132,6 +133,13 @@ class _Child:
     client: str
     is_wanted: bool = True
 
+    def emit(self, kind: str, address: str, **fields: Any) -> str:
+        """An event of this process; its id."""
+        process = self.started
+        return emit(
+            kind, mesh=self.mesh, rank=self.rank, name=process.name, child=process.pid, address=address, **fields
+        )
+
 
 class HostAgent(Actor):
     """Serves `HostMesh` and `ProcMesh`."""
@@ -199,7 +207,8 @@ class HostAgent(Actor):
                 self._spawning[client] -= 1
         with self._lock:
             for rank, (address, process) in enumerate(zip(addresses, started, strict=True)):
-                self._children[address] = _Child(process, first_rank + rank, mesh, owner, client)
+                child = self._children[address] = _Child(process, first_rank + rank, mesh, owner, client)
+                child.emit("process.started", address)
         self._owners.watch(owner[0])  # lost meanwhile: it is told again
         for address, process in zip(addresses, started, strict=True):
             process.on_exit(partial(self._on_exit, address))
@@ -266,6 +275,7 @@ class HostAgent(Actor):
 
     def _release(self, owner: str, reason: str) -> None:
         """Ends what a process owned that is lost or has parted."""
+        emit("owner.lost", address=owner, message=reason)
         with self._lock:
             self._clients.discard(owner)
             addresses = [address for address, child in self._children.items() if child.owner[0] == owner]
@@ -300,6 +310,7 @@ class HostAgent(Actor):
             if child.started.wait(max(0.0, deadline - time.monotonic())) is None:
                 child.started.kill()
                 child.started.wait(timeout)
+            child.emit("process.stopped", address, returncode=child.started.returncode, reason=reason)
         self._unwatch_idle_owners({child.owner[0] for child in children.values()})
 
     def _unwatch_idle_owners(self, owners: set[str]) -> None:
@@ -321,17 +332,17 @@ class HostAgent(Actor):
     def _on_exit(self, address: str, process: Started) -> None:
         with self._lock:
             child = self._children.pop(address, None)
-        if child is None or not child.is_wanted:
+        if child is None:
+            return
+        if not child.is_wanted:
+            child.emit("process.stopped", address, returncode=process.returncode, reason="its host's agent ends")
             return
         self._unwatch_idle_owners({child.owner[0]})
+        message = f"process {process.name} (pid {process.pid}) ended: {_how(process.returncode)}"
+        lines = tuple(line for lines in process.tail(10).values() for line in lines)
+        event = child.emit("process.failed", address, returncode=process.returncode, message=message, lines=lines)
         failure = MeshFailure(
-            child.mesh,
-            "process",
-            f"process {process.name} (pid {process.pid}) ended: {_how(process.returncode)}",
-            child.rank,
-            process.returncode,
-            tuple(line for lines in process.tail(10).values() for line in lines),
-            address=address,
+            child.mesh, "process", message, child.rank, process.returncode, lines, address=address, event=event
         )
         self._proc.tell_owner(child.owner, failure)
 

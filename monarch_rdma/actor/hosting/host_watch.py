@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from ...supervision.events import emit
 from ..failure import MeshFailure
 
 if TYPE_CHECKING:
@@ -74,5 +75,8 @@ class HostWatch:
                 del self._spawned[address]
         for address, spawned in lost.items():
             why = f"its host's agent is lost, and its processes with it: {error}"
-            failure = MeshFailure(spawned.mesh, "process", why, spawned.rank, address=address)
+            event = emit(
+                "host.lost", cause=error.event, mesh=spawned.mesh, rank=spawned.rank, address=address, message=why
+            )
+            failure = MeshFailure(spawned.mesh, "process", why, spawned.rank, address=address, event=event)
             self._proc.tell_owner(spawned.owner, failure)

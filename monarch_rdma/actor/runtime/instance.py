@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import TransferTimeout
+from ...supervision.events import emit
 from ..actor import Actor
 from ..context import Context, running
 from ..debugging import breakpoints
@@ -335,12 +336,19 @@ class Instance:
             self._answer(self._last, None) if error is None else self._answer_failure(self._last, error)
         if error is not None and self._birth is not None:
             causes = error.causes if isinstance(error, Unhandled) else ()
-            rank = self._rank.rank if self._rank is not None else None
-            failure = MeshFailure(self.name, "actor", _report(error), rank, causes=causes)
-            self._proc.tell_owner(self._birth.owner, failure)
+            self._proc.tell_owner(self._birth.owner, self._failure(error, causes))
+        elif error is None:
+            emit("actor.stopped", mesh=self.name, rank=self._rank.rank if self._rank is not None else None)
         if not self.owned.is_empty:  # last, as the interpreter may be shutting down, and start no thread any more
             reason = f"its owner {self.name} has ended"
             threading.Thread(target=self.owned.stop, args=(reason,), name=f"end of {self.name}", daemon=True).start()
+
+    def _failure(self, error: BaseException, causes: tuple[MeshFailure, ...]) -> MeshFailure:
+        rank = self._rank.rank if self._rank is not None else None
+        report = _report(error)
+        cause = error.event if isinstance(error, SupervisionError) else None
+        event = emit("actor.failed", cause=cause, mesh=self.name, rank=rank, message=report)
+        return MeshFailure(self.name, "actor", report, rank, causes=causes, event=event)
 
     # --- one message
 
@@ -442,14 +450,23 @@ class Instance:
         if inspect.iscoroutinefunction(hook):
             return self._supervise_async(hook, failures)
         for failure in failures:
-            if hook is None or not hook(failure):
-                raise Unhandled(failure)
+            self._decided(failure, hook is not None and hook(failure))
         return None
 
     async def _supervise_async(self, hook: Any, failures: list[MeshFailure]) -> None:
         for failure in failures:
-            if not await hook(failure):
-                raise Unhandled(failure)
+            self._decided(failure, await hook(failure))
+
+    def _decided(self, failure: MeshFailure, is_handled: object) -> None:
+        event = emit(
+            "failure.handled" if is_handled else "failure.unhandled",
+            cause=failure.event,
+            actor=self.name,
+            mesh=failure.mesh_name,
+            rank=failure.rank,
+        )
+        if not is_handled:
+            raise Unhandled(failure, event)
 
     def _method(self, name: str) -> Any:
         prop = self._endpoints.get(name)
@@ -505,8 +522,8 @@ class Instance:
 class Unhandled(SupervisionError):
     """A failure below that `__supervise__` did not handle: the owner fails with it."""
 
-    def __init__(self, failure: MeshFailure) -> None:
-        super().__init__(f"a failure of what it owns was not handled: {failure.message}")
+    def __init__(self, failure: MeshFailure, event: str) -> None:
+        super().__init__(f"a failure of what it owns was not handled: {failure.message}", event=event)
         self.causes = (failure,)
 
 

@@ -25,6 +25,7 @@ from ... import config
 from ...errors import ConfigError, PeerLost, RdmaError, TransferTimeout
 from ...rdma.engine import Engine, default_engine
 from ...rdma.messages import Inbox, Incoming, Stop, send
+from ...supervision import events
 from ..context import ROOT, Context, Root
 from ..encoding.codec import Outgoing, encode
 from ..failure import MeshFailure, SupervisionError, encode_failure, unhandled
@@ -71,6 +72,7 @@ class Proc:
     def __init__(self, engine: Engine, name: str) -> None:
         self.engine = engine
         self.name = name
+        events.name_process(name)
         self.address = engine.address
         self.pid = os.getpid()
         self.hosts: HostMesh | None = None  # where processes can be started from here
@@ -197,7 +199,8 @@ class Proc:
     def _on_lost(self, address: str, sentence: str) -> None:
         while len(self._lost) >= _MOST_LOST:
             del self._lost[next(iter(self._lost))]
-        self._lost[address] = SupervisionError(f"process {name_of(address)} is lost: {sentence}")
+        event = events.emit("peer.lost", peer=name_of(address), address=address, message=sentence)
+        self._lost[address] = SupervisionError(f"process {name_of(address)} is lost: {sentence}", event=event)
         self._watched.discard(address)
         for number in list(self._expecting.pop(address, ())):
             self._tell_lost(number, address)
@@ -381,6 +384,14 @@ class Proc:
 
     def tell_owner(self, owner: tuple[str, int], failure: MeshFailure) -> None:
         address, number = owner
+        events.emit(
+            "failure.told",
+            cause=failure.event,
+            mesh=failure.mesh_name,
+            rank=failure.rank,
+            owner=name_of(address),
+            message=failure.message,
+        )
         self.post_quietly(address, message.pack(message.FAILURE, number), encode(failure).body)
 
     def answer_later(self, address: str, number: int, rank: int, error: SupervisionError) -> None:

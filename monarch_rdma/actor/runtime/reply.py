@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ...errors import PeerLost, TransferTimeout
+from ...supervision.events import emit
 from ..failure import SupervisionError, decode_failure
 from ..future import Future
 from ..shape import Region
@@ -54,6 +55,7 @@ class Waiting:
     """What all calls that wait have in common. `what`: the call, in words."""
 
     wants_all = False  # the answers may come together
+    _or_lost = False  # whether the loss of a receiver is no failure
 
     def __init__(self, proc: Proc, routes: Sequence[Route], what: str) -> None:
         self.proc = proc
@@ -84,10 +86,9 @@ class Waiting:
 
     def on_lost(self, address: str, error: SupervisionError) -> None:
         error = self._named(error)
-        for rank, route in enumerate(self.routes):
-            if route.address == address or address == self.proc.address:
-                self.on_failed(rank, error)
-        for rank in self._holders.pop(address, ()):
+        is_ours = address == self.proc.address
+        ranks = [rank for rank, route in enumerate(self.routes) if is_ours or route.address == address]
+        for rank in (*ranks, *self._holders.pop(address, ())):
             self.on_failed(rank, error)
 
     def on_unsent(self, rank: int, error: SupervisionError) -> None:
@@ -95,7 +96,10 @@ class Waiting:
         self.on_failed(rank, self._named(error))
 
     def _named(self, error: SupervisionError) -> SupervisionError:
-        return SupervisionError(f"{self.what}: {error}", self.what)
+        if self._or_lost:
+            return SupervisionError(f"{self.what}: {error}", self.what, error.event)
+        event = emit("call.lost", cause=error.event, endpoint=self.what, message=str(error))
+        return SupervisionError(f"{self.what}: {error}", self.what, event)
 
     def on_failed(self, rank: int, error: BaseException) -> None:
         """There will be no answer from this one."""
