@@ -283,7 +283,10 @@ def client_program(name: str, *args: str, errors: int | IO[bytes] = subprocess.D
 
 
 def is_gone(process: psutil.Process) -> bool:
-    return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    try:
+        return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:  # since that moment
+        return True
 
 
 def all_gone(family: list[psutil.Process]) -> Callable[[], bool]:
