@@ -246,8 +246,9 @@ int mr_lookup(mr_engine* engine, const char* address, const char* name, double t
 typedef struct mr_peer mr_peer;
 int mr_peer_open(mr_engine* engine, const char* address, mr_peer** peer, mr_error* error);
 void mr_peer_close(mr_peer* peer);
-/* Sends head and body, one of which may be empty, as one message. Connects if need be. MR_TRANSFER_TIMEOUT: nothing was
- * sent; a timeout of 0 never waits. A thread that has the inbox's turn had better not wait here: the messages that it
+/* Sends head and body, one of which may be empty, as one message. Connects if need be. MR_OK: it is on its way, which
+ * ends with this process or the peer, not that it has arrived. MR_TRANSFER_TIMEOUT: nothing was sent; a timeout of 0
+ * never waits. A thread that has the inbox's turn had better not wait here: the messages that it
  * keeps from being read may be those that the peer waits for. */
 int mr_peer_send(mr_peer* peer, const uint8_t* head, uint64_t head_length, const uint8_t* body, uint64_t body_length,
                  double timeout, mr_error* error);

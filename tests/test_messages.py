@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -52,6 +54,38 @@ def fill_window(engine: Engine, to: Engine) -> int:
         except TransferTimeout:
             return sent
     raise AssertionError("the window never was full")
+
+
+@contextmanager
+def slow_way_to(address: str, *, step: int, pause: float) -> Iterator[str]:
+    """Another address of the same engine, over which it gets what is large in steps with pauses between."""
+    host, port = address.removeprefix("mrdma://").split("/")[0].rsplit(":", 1)
+    ended = threading.Event()
+    with (
+        socket.create_server(("127.0.0.1", 0)) as door,
+        socket.create_connection((host, int(port))) as there,
+        contextlib.ExitStack() as open_here,
+    ):
+
+        def forward() -> None:
+            here = open_here.enter_context(door.accept()[0])
+            back = threading.Thread(target=copy, args=(there, here))
+            back.start()
+            copy(here, there)
+            back.join()
+
+        def copy(source: socket.socket, target: socket.socket) -> None:
+            with contextlib.suppress(OSError):
+                while data := source.recv(step):
+                    target.sendall(data)
+                    if len(data) > step // 4:
+                        ended.wait(pause)
+                target.shutdown(socket.SHUT_WR)
+
+        with threads(forward):
+            yield f"mrdma://127.0.0.1:{door.getsockname()[1]}/" + address.removeprefix("mrdma://").split("/", 1)[1]
+            ended.set()
+            there.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
@@ -379,6 +413,23 @@ def test_a_stopped_peer_is_noticed(secret: Secret, child_process: Callable[..., 
         child.stop()
         [(kind, sender, _)] = take_all(inbox, 1)
         assert class_of_kind(kind) is PeerLost and sender == child.address
+
+
+def test_a_large_message_on_a_slow_way_is_a_sign_of_life(secret: Secret) -> None:
+    """Its sender's answers to heartbeats wait behind it, for longer than the heartbeat timeout."""
+    options: dict[str, Any] = {"secret": secret, "same_host_unix": False}
+    beat = {"heartbeat_interval": 0.1, "heartbeat_timeout": 0.6}
+    with Engine(**options, **beat) as receiver, Engine(**options) as sender:
+        inbox = Inbox(receiver)
+        with slow_way_to(receiver.address, step=128 << 10, pause=0.05) as address:
+            send(sender, address, b"first", 10)
+            assert [data for _, _, data in take_all(inbox, 1)] == [b"first"]
+            inbox.watch(sender.address)
+            send(sender, address, bytes(4 << 20), 10)
+            ((kind, _, data),) = take_all(inbox, 1)
+            assert kind == 0, data
+            assert len(data) == 4 << 20
+            inbox.unwatch(sender.address)
 
 
 def test_no_notice_of_who_is_not_watched(reader: Engine, child_process: Callable[..., Child]) -> None:

@@ -17,7 +17,10 @@ constexpr uint16_t kCarriesFd = 1;
 constexpr size_t kReadBytes = 64 << 10;
 constexpr int kReadsPerEvent = 16;  // then others have their turn
 constexpr int kPartsPerWrite = 64;
-constexpr uint64_t kMaxQueuedBytes = 256u << 20;  // above it we stop listening to a peer that does not read
+// Where more than so many of the largest frames wait as answers for a peer that does not read, its requests wait too.
+// All else is still read: two that have much to tell each other would both stop reading, for ever. Above as many bytes
+// of requests we do stop.
+constexpr uint64_t kMaxWaitingFrames = 16;
 constexpr size_t kMaxText = 4096, kMaxFds = 16;
 
 std::array<uint8_t, kHeadBytes> frame_head(uint16_t type, uint16_t flags, uint64_t id, size_t length) {
@@ -33,6 +36,8 @@ std::array<uint8_t, kHeadBytes> frame_head(uint16_t type, uint16_t flags, uint64
 ByteView bytes_of(std::string_view s) { return {reinterpret_cast<const uint8_t*>(s.data()), s.size()}; }
 
 iovec part_of(ByteView bytes) { return {const_cast<uint8_t*>(bytes.data()), bytes.size()}; }
+
+bool is_request(const Frame& frame) { return frame.id != 0 && frame.type != kReply; }
 
 std::string versions(uint32_t theirs, uint32_t ours) {
   return "protocol version mismatch: the peer speaks version " + std::to_string(theirs) + ", this process version " +
@@ -134,7 +139,7 @@ void ControlStream::on_event(uint32_t events) {
   if (state_ == State::tls) return handshake_on_loop();
   if ((events & EPOLLOUT) != 0) flush_on_loop();
   for (int i = 0; state_ != State::closed && i < kReadsPerEvent; ++i) {
-    if (queued_bytes_ > kMaxQueuedBytes) return want_on_loop();
+    if (!may_read()) return want_on_loop();
     if (!read_on_loop()) {
       if (state_ != State::closed) loop_.drained_on_loop(stream_.fd());
       return;
@@ -166,7 +171,10 @@ bool ControlStream::read_on_loop() {
   const auto io = stream_.read(&part, 1, may_bring_fds ? &fds_ : nullptr);
   const bool took_fds = fds_.size() != fds_before;
   in_end_ += io.bytes;
-  if (io.bytes > 0) parse_on_loop();
+  if (io.bytes > 0) {
+    last_read_ = Clock::now();
+    parse_on_loop();
+  }
   if (state_ == State::closed) return false;
   if (io.closed || !io.status.ok()) {
     close_on_loop(io.status, false);
@@ -200,17 +208,45 @@ void ControlStream::parse_on_loop() {
       frame.fds.push_back(std::move(fds_.front()));
       fds_.erase(fds_.begin());
     }
-    try {
-      on_frame_on_loop(frame);
-    } catch (const Error& error) {
-      return close_on_loop(error.status(), true);
-    } catch (const std::exception& failure) {  // the frame must not be carried out a second time
-      return close_on_loop(fail(MR_RESOURCE_EXHAUSTED, failure.what()), true);
-    }
+    if (state_ == State::up && is_request(frame) && (!deferred_.empty() || !may_answer()))
+      defer_on_loop(frame);
+    else if (!carry_out_on_loop(frame))
+      return;
     in_begin_ += kHeadBytes + length;
   }
   if (fds_.size() > kMaxFds) return close_on_loop(fail(MR_PROTOCOL, "descriptors that no frame announced"), true);
   if (in_begin_ == in_end_ && in_.size() > (1u << 20)) in_ = Bytes(kReadBytes);
+}
+
+bool ControlStream::carry_out_on_loop(Frame& frame) {
+  try {
+    on_frame_on_loop(frame);
+    return true;
+  } catch (const Error& error) {
+    close_on_loop(error.status(), true);
+  } catch (const std::exception& failure) {  // the frame must not be carried out a second time
+    close_on_loop(fail(MR_RESOURCE_EXHAUSTED, failure.what()), true);
+  }
+  return false;
+}
+
+bool ControlStream::may_answer() const { return answer_bytes_ <= kMaxWaitingFrames * options_.raw.max_frame_bytes; }
+bool ControlStream::may_read() const { return deferred_bytes_ <= kMaxWaitingFrames * options_.raw.max_frame_bytes; }
+
+void ControlStream::defer_on_loop(Frame& frame) {
+  deferred_bytes_ += kHeadBytes + frame.payload.size();
+  deferred_.push_back({frame.type, frame.id, {frame.payload.begin(), frame.payload.end()}, std::move(frame.fds)});
+}
+
+void ControlStream::serve_deferred_on_loop() {
+  while (state_ == State::up && !deferred_.empty() && may_answer()) {
+    Request request = std::move(deferred_.front());
+    deferred_.pop_front();
+    deferred_bytes_ -= kHeadBytes + request.payload.size();
+    Frame frame{request.type, request.id, request.payload, std::move(request.fds)};
+    if (!carry_out_on_loop(frame)) return;
+  }
+  want_on_loop();
 }
 
 void ControlStream::on_frame_on_loop(Frame& frame) {
@@ -336,7 +372,7 @@ void ControlStream::send_on_loop(uint16_t type, uint64_t id, ByteView payload, c
     skip -= skipped;
     out.bytes.insert(out.bytes.end(), piece.begin() + static_cast<ptrdiff_t>(skipped), piece.end());
   }
-  queued_bytes_ += out.bytes.size();
+  if (type == kReply) answer_bytes_ += out.answer = out.bytes.size();
   out_.push_back(std::move(out));
   flush ? flush_on_loop() : want_on_loop();
 }
@@ -358,18 +394,19 @@ void ControlStream::flush_on_loop() {
     }
     const auto io = stream_.write(parts, count, out_.front().pass.get());
     if (io.bytes > 0) out_.front().pass.reset();
-    queued_bytes_ -= io.bytes;
     for (size_t left = io.bytes; left > 0;) {
       Out& front = out_.front();
       const size_t taken = std::min(left, front.bytes.size() - front.sent);
       front.sent += taken;
       left -= taken;
-      if (front.sent == front.bytes.size()) out_.pop_front();
+      if (front.sent < front.bytes.size()) continue;
+      answer_bytes_ -= front.answer;
+      out_.pop_front();
     }
     if (io.closed || !io.status.ok()) {
       // What the peer said before it went (a goodbye with a reason) may still be unread: the read side tells the end.
       out_.clear();
-      queued_bytes_ = 0;
+      answer_bytes_ = 0;
       // But where only a limit of this host was met, the stream lives on without what it lost.
       if (io.status.kind == MR_RESOURCE_EXHAUSTED)
         loop_.post([self = shared_from_this(), why = io.status] { self->close_on_loop(why, false); });
@@ -377,12 +414,13 @@ void ControlStream::flush_on_loop() {
     }
     if (io.bytes == 0) break;
   }
+  if (!deferred_.empty() && may_answer()) loop_.post([self = shared_from_this()] { self->serve_deferred_on_loop(); });
   want_on_loop();
 }
 
 void ControlStream::want_on_loop() {
   if (state_ == State::closed || !watched_) return;
-  const uint32_t want = (queued_bytes_ > kMaxQueuedBytes ? 0u : EPOLLIN) | (out_.empty() ? 0u : EPOLLOUT);
+  const uint32_t want = (may_read() ? EPOLLIN : 0u) | (out_.empty() ? 0u : EPOLLOUT);
   if (want != watching_) loop_.change_on_loop(stream_.fd(), watching_ = want);
 }
 
@@ -399,6 +437,7 @@ void ControlStream::close_on_loop(const Status& status, bool say_why) {
   if (std::exchange(watched_, false)) loop_.unwatch_on_loop(stream_.fd());
   stream_.shutdown();
   out_.clear();
+  deferred_.clear();
   fds_.clear();
   handler_->on_closed(*this, status);
   loop_.post([self] { self->stream_ = Stream(Fd()); });  // closed after whoever is in this object has left

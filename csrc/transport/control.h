@@ -48,6 +48,7 @@ class ControlStream : public Loop::Watcher, public std::enable_shared_from_this<
   void close_on_loop(const Status& status, bool say_why);
 
   bool has_unsent() const { return !out_.empty(); }
+  Time last_read() const { return last_read_; }  // when bytes of the peer last came
   bool up() const { return state_ == State::up; }
   bool closed() const { return state_ == State::closed; }
   const PeerInfo& info() const { return info_; }
@@ -60,13 +61,25 @@ class ControlStream : public Loop::Watcher, public std::enable_shared_from_this<
     Bytes bytes;
     size_t sent = 0;
     Fd pass;
+    uint64_t answer = 0;  // bytes, where it is one
+  };
+  struct Request {
+    uint16_t type;
+    uint64_t id;
+    Bytes payload;
+    std::vector<Fd> fds;
   };
 
   void on_event(uint32_t events) override;
   void handshake_on_loop();
   bool read_on_loop();  // false: nothing more now
   void parse_on_loop();
+  bool carry_out_on_loop(Frame& frame);  // false: it ended the stream
   void on_frame_on_loop(Frame& frame);
+  void defer_on_loop(Frame& frame);
+  void serve_deferred_on_loop();
+  bool may_answer() const;
+  bool may_read() const;
   void on_hello_on_loop(Frame& frame);
   void on_hello_reply_on_loop(Frame& frame);
   void on_hello_proof_on_loop(Frame& frame);
@@ -94,7 +107,9 @@ class ControlStream : public Loop::Watcher, public std::enable_shared_from_this<
   size_t in_begin_ = 0, in_end_ = 0;
   std::vector<Fd> fds_;
   std::deque<Out> out_;
-  uint64_t queued_bytes_ = 0;
+  std::deque<Request> deferred_;  // until the peer has read answers
+  uint64_t answer_bytes_ = 0, deferred_bytes_ = 0;
+  Time last_read_{};
   bool watched_ = false;
   uint32_t watching_ = 0;
 };

@@ -436,6 +436,7 @@ void Peer::beat_on_loop() {
       const auto seconds = [](auto d) { return std::chrono::duration<double>(d).count(); };
       // This process was stopped or starved itself: what it did not read is no proof of silence.
       if (seconds(now - self->next_beat_) > raw.heartbeat_interval) self->last_heard_ = now;
+      for (const auto& stream : self->streams_) self->last_heard_ = std::max(self->last_heard_, stream->last_read());
       if (seconds(now - self->last_heard_) > raw.heartbeat_timeout) {
         self->beating_ = false;
         return self->lost_on_loop(fail(
@@ -508,7 +509,6 @@ void Peer::request_on_loop(uint16_t type, Bytes payload, std::function<void(Repl
 }
 
 void Peer::on_frame(ControlStream& stream, Frame& frame) {
-  heard_on_loop();
   if (frame.type == kMessage) {
     intake_->arrived(message_cost(frame.payload.size()));
     return home_.deliver_on_loop(*this, intake_, frame.payload, {});

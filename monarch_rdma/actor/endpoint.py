@@ -220,7 +220,10 @@ class Endpoint(Generic[R]):
         return iter(waiting)
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
-        """Calls all actors and does not wait. An exception in a handler ends that actor. Raises as `call`."""
+        """Calls all actors and does not wait. An exception in a handler ends that actor. Raises as `call`.
+
+        What is on its way is lost with the process that sent it, where that is killed, or with the one that gets it.
+        """
         self._post(current_proc(), self._mesh._routes, None, args, kwargs)
 
     def rref(self, *args: Any, **kwargs: Any) -> Any:

@@ -191,7 +191,9 @@ def send(
     Both are bytes, or C-contiguous buffers that are not copied before they are sent. Connects if need be, and waits
     while the peer has a full window of unread messages: both within `timeout` seconds (None: no limit, 0: never waits).
     Messages of one thread to one peer arrive in their order, once, or not at all where the connection is lost: watch
-    the peer to know.
+    the peer to know. Returning says that the message is on its way, not that it arrived: if this process is killed
+    before its kernel has taken the bytes, or the peer before it has read them, the message is lost. Engine.close()
+    waits, for up to a second, until they are out.
 
     A thread that has an inbox's turn had better not wait here (call done first, or pass 0): while two such threads wait
     for each other's inbox, nobody takes.
