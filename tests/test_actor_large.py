@@ -7,6 +7,7 @@ import os
 import queue
 import signal
 import threading
+from collections import deque
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -19,6 +20,7 @@ from monarch_rdma.actor import Actor, Channel, HostMesh, Port, ProcMesh, Supervi
 from monarch_rdma.actor.runtime import message
 from monarch_rdma.actor.runtime.message import Frame
 from monarch_rdma.actor.runtime.proc import current_proc
+from monarch_rdma.errors import TransferTimeout
 
 torch = pytest.importorskip("torch")
 
@@ -220,6 +222,21 @@ def test_deaths_in_the_midst_of_large_messages_end_all_calls(client: HostMesh, f
         assert isinstance(outcomes[-1], SupervisionError)
         assert all(total == 32 * MIB for total in outcomes[:-1])
         faults.next()
+
+
+def test_a_process_that_takes_nothing_holds_up_no_large_message_of_others(client: HostMesh, holder: Any) -> None:
+    procs = client.spawn_procs()
+    stopped = procs.spawn("holder", Holder)
+    pid = stopped.pid.call_one().get(LIMIT)
+    os.kill(pid, signal.SIGSTOP)
+    waiting = stopped.pid.call_one()
+    with pytest.raises(TransferTimeout):
+        deque(iter(lambda: stopped.keep.options(timeout=0.1).broadcast("x" * 1_000_000), ...), maxlen=0)
+    waiting.cancel()  # tells it, when it takes something again
+    assert holder.make.call_one(1 << 20, 1).get(LIMIT).sum() == 1 << 20
+    os.kill(pid, signal.SIGCONT)
+    assert stopped.pid.call_one().get(LIMIT) == pid
+    procs.stop().get(LIMIT)
 
 
 class Ear:

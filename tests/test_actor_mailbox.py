@@ -17,8 +17,7 @@ from actor_client import LIMIT, Faults, Stage, hold, wait_until
 
 from monarch_rdma import config
 from monarch_rdma.actor import Actor, Channel, HostMesh, Port, ProcMesh, SupervisionError, endpoint, this_proc
-from monarch_rdma.actor.runtime.mailbox import Mailbox
-from monarch_rdma.actor.runtime.message import Frame
+from monarch_rdma.actor.runtime.read_ahead import ReadAhead
 from monarch_rdma.errors import Cancelled, ResourceExhausted, TransferTimeout
 
 SPACE = 64  # messages of one process in a mailbox: the least that can be set
@@ -48,6 +47,12 @@ class Slow(Actor):
     def pour(self, port: Port[Any], count: int) -> str:
         for number in range(count):
             port.send(number)
+        return "poured"
+
+    @endpoint
+    def pour_large(self, port: Port[Any], size: int, count: int) -> str:
+        for number in range(count):
+            port.send(bytes([number]) * size)
         return "poured"
 
     @endpoint
@@ -279,14 +284,14 @@ def test_large_arguments_are_read_ahead_however_many_there_were(client: HostMesh
 
 def test_large_arguments_that_come_at_the_same_time_are_all_read(monkeypatch: pytest.MonkeyPatch) -> None:
     """None is left for an actor that sleeps to fetch, and then forgotten."""
-    slow, size, admit, both = this_proc().spawn("slow", Slow), 1 << 21, Mailbox._admit, threading.Barrier(2)
+    slow, size, admit, both = this_proc().spawn("slow", Slow), 1 << 21, ReadAhead.admit, threading.Barrier(2)
     slow.all.call_one().get(LIMIT)
 
-    def admit_together(mailbox: Mailbox, frame: Frame) -> None:
-        admit(mailbox, frame)
+    def admit_together(ahead: ReadAhead, *frame: Any) -> None:
+        admit(ahead, *frame)
         both.wait(LIMIT)
 
-    monkeypatch.setattr(Mailbox, "_admit", admit_together)
+    monkeypatch.setattr(ReadAhead, "admit", admit_together)
     senders = [Sender(lambda _: slow.take.call_one(b"x" * size).get(LIMIT), 1) for _ in range(2)]
     for sender in senders:
         sender.finish()
@@ -312,3 +317,29 @@ def test_large_arguments_beyond_the_budget_stay_with_their_sender(client: HostMe
         sender.finish()
     assert slow.all.call_one().get(LIMIT) == [size] * 40
     procs.stop().get(LIMIT)
+
+
+def test_large_values_beyond_the_budget_of_a_port_stay_with_their_sender(slow: Any) -> None:
+    size, count = 4 << 20, 16
+    with config.configured(mailbox_bytes=2 * size):
+        port, receiver = Channel.open()
+    before = psutil.Process().memory_info().rss
+    pouring = slow.pour_large.call_one(port, size, count)
+    with pytest.raises(TimeoutError):
+        pouring.get(timeout=0.5)
+    assert psutil.Process().memory_info().rss - before < 6 * size
+    values = [receiver.recv().get(LIMIT) for _ in range(count)]
+    assert [(value[0], len(value)) for value in values] == [(number, size) for number in range(count)]
+    assert pouring.get(LIMIT) == "poured"
+
+
+def test_a_sender_of_what_a_port_has_no_room_for_goes_on_when_the_port_is_closed(slow: Any) -> None:
+    size = 1 << 20
+    with config.configured(mailbox_bytes=size):
+        port, receiver = Channel.open()
+    pouring = slow.pour_large.call_one(port, size, 4)
+    with pytest.raises(TimeoutError):
+        pouring.get(timeout=0.2)
+    del receiver
+    gc.collect()
+    assert pouring.get(LIMIT) == "poured"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -90,3 +92,34 @@ def test_lines_without_their_source(client: HostMesh, shown: Shown) -> None:
         procs.spawn("talker", Talker).say.call("bare").get(timeout=LIMIT)
         shown("bare")
         procs.stop().get(timeout=LIMIT)
+
+
+class StuckTerminal:
+    """Takes nothing until it may."""
+
+    def __init__(self) -> None:
+        self.asked, self.may, self.text = threading.Event(), threading.Event(), ""
+
+    def write(self, text: str) -> None:
+        self.asked.set()
+        assert self.may.wait(LIMIT)
+        self.text += text
+
+    def flush(self) -> None:
+        """Everything is seen at once."""
+
+
+def test_a_terminal_that_takes_nothing_stalls_the_printing_alone(
+    talking: ProcMesh, talkers: ActorMesh[Talker], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    terminal = StuckTerminal()
+    monkeypatch.setattr(sys, "stdout", terminal)
+    talking.logging_option(True, None).get(timeout=LIMIT)
+    talkers.say.call("first").get(timeout=LIMIT)
+    assert terminal.asked.wait(LIMIT)
+    for number in range(3):
+        talkers.say.call(f"more {number}").get(timeout=LIMIT)
+        talkers.slice(g=0).say.call("and more").get(timeout=LIMIT)
+    talking.logging_option(True, 0.2).get(timeout=LIMIT)
+    terminal.may.set()
+    wait_until(lambda: terminal.text.count("\n") == 3 + 3 * 4, lambda: f"only this is shown: {terminal.text}")

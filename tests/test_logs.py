@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
+import queue
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from monarch_rdma.actor.launch.logs import LineSplitter, LogPrinter
+from monarch_rdma.actor.launch.logs import LineSplitter, LogPrinter, Terminal
 from monarch_rdma.errors import ConfigError
 
 # --- lines -------------------------------------------------------------------------------------------------------
@@ -75,7 +78,9 @@ class Screen:
         self.out, self.err = io.StringIO(), io.StringIO()
         self.waiting: list[tuple[float, Callable[[], None]]] = []
         self.printer = LogPrinter(
-            out=self.out, err=self.err, after=lambda seconds, call: self.waiting.append((seconds, call)), **options
+            lambda stream, text: (self.out if stream == "stdout" else self.err).write(text),
+            after=lambda seconds, call: self.waiting.append((seconds, call)),
+            **options,
         )
 
     def window_ends(self) -> None:
@@ -157,40 +162,53 @@ def test_no_line_is_lost(said: list[tuple[int, str]], folded: bool) -> None:
 
 
 def test_a_real_window_ends_by_itself() -> None:
-    printed = Printed()
-    LogPrinter(0.01, out=printed).add("a", "stdout", ["x"])
-    assert printed.came.wait(20)
-    assert printed.getvalue() == "[a] x\n"
-
-
-class Printed(io.StringIO):
-    def __init__(self) -> None:
-        import threading
-
-        super().__init__()
-        self.came = threading.Event()
-
-    def flush(self) -> None:
-        self.came.set()
+    printed: queue.Queue[tuple[str, str]] = queue.Queue()
+    LogPrinter(lambda *text: printed.put(text), 0.01).add("a", "stdout", ["x"])
+    assert printed.get(timeout=20) == ("stdout", "[a] x\n")
 
 
 def test_what_sys_stdout_is_at_that_time_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    printer = LogPrinter()
-    monkeypatch.setattr(sys, "stdout", io.StringIO())
-    printer.add("a", "stdout", ["x"])
-    assert sys.stdout.getvalue() == "[a] x\n"  # type: ignore[attr-defined]
-    monkeypatch.setattr(sys, "stdout", None)
-    printer.add("a", "stdout", ["y"])  # a program without a terminal
+    terminal, out = Terminal(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    terminal.write("stdout", "x\n")
+    terminal.close()
+    assert out.getvalue() == "x\n"
+    monkeypatch.setattr(sys, "stdout", None)  # a program without a terminal
+    silent = Terminal()
+    silent.write("stdout", "y\n")
+    silent.close()
 
 
-def test_a_screen_that_is_gone_stops_nobody() -> None:
-    screen = Screen()
-    screen.out.close()
-    screen.printer.add("a", "stdout", ["x"])
-    screen.printer.add("a", "stderr", ["y"])
-    assert screen.err.getvalue() == "[a] y\n"
+def test_a_screen_that_is_gone_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, out, err = Terminal(), io.StringIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+    out.close()
+    terminal.write("stdout", "x\n")
+    terminal.write("stderr", "y\n")
+    terminal.close()
+    assert err.getvalue() == "y\n"
+
+
+def test_a_terminal_that_takes_nothing_holds_nobody_up_and_memory_does_not_grow(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader, writer = os.pipe()
+    with open(writer, "w") as screen, open(reader, "rb") as seen:
+        monkeypatch.setattr(sys, "stdout", screen)
+        monkeypatch.setattr(sys, "stderr", screen)
+        terminal = Terminal()
+        line = "x" * (1 << 20) + "\n"
+        for _ in range(100):  # none of these waits
+            terminal.write("stdout", line)
+        closing = threading.Thread(target=lambda: (terminal.close(), screen.close()))
+        closing.start()
+        lines = seen.read().splitlines()
+        closing.join()
+    assert 60 <= len(lines) - 1 <= 65
+    assert lines[-1].decode() == f"[{100 - (len(lines) - 1)} lines left out: the terminal took nothing for so long]"
 
 
 def test_a_wrong_window_is_named() -> None:
     with pytest.raises(ConfigError, match="window is -1"):
-        LogPrinter(-1)
+        LogPrinter(print, -1)

@@ -14,6 +14,7 @@ from .failure import SupervisionError, encode_failure
 from .future import Future
 from .runtime import message
 from .runtime.message import Frame
+from .runtime.read_ahead import ReadAhead
 from .runtime.reply import deliver
 from .runtime.route import CREDIT_BATCH, PATIENCE
 
@@ -171,6 +172,7 @@ class _Item(NamedTuple):
     address: str
     part: Future[Any]
     is_counted: bool  # in the sender's places
+    large: Frame | None = None  # whose buffers count in what is read ahead
 
 
 class _Received(Future[Any]):
@@ -239,6 +241,7 @@ class _Queue:
         self._is_asked = False
         self._lock = threading.RLock()  # a collected future puts its value back from anywhere
         self._arrived: deque[_Item] = deque()
+        self._ahead = ReadAhead(proc.fetcher)
         self._waiting: deque[weakref.ref[_Received]] = deque()
         self._taken: Counter[str] = Counter()  # values by process, since the last credit
         self._holders: set[str] = set()  # processes that may send here
@@ -258,7 +261,7 @@ class _Queue:
                 self._waiting.append(weakref.ref(future))
                 return
             item = self._arrived.popleft()
-            future._item = item._replace(is_counted=False)
+            future._item = item._replace(is_counted=False, large=None)
         self._hand_over(item, future)
 
     def begin_wait(self, future: _Received) -> None:
@@ -281,7 +284,7 @@ class _Queue:
             while self._waiting:
                 future = self._waiting.popleft()()
                 if future is not None and not future.done():
-                    future._item = item._replace(is_counted=False)
+                    future._item = item._replace(is_counted=False, large=None)
                     break
             else:
                 self._arrived.appendleft(item) if first else self._arrived.append(item)
@@ -291,6 +294,8 @@ class _Queue:
     def _hand_over(self, item: _Item, future: _Received) -> None:
         if item.is_counted:
             self._count(item.address)
+        if item.large is not None:
+            self._ahead.release(item.large)
         item.part.add_callback(lambda: self._on_part(item.part, future))
 
     def _count(self, address: str) -> None:
@@ -299,7 +304,7 @@ class _Queue:
             self._taken[address] += 1
             count = self._taken.pop(address) if self._taken[address] >= CREDIT_BATCH else 0
         if count:
-            self._proc.credit(address, self.number, count)
+            self._proc.later(lambda: self._proc.credit(address, self.number, count))  # a destructor may have called
 
     def close(self) -> None:
         """What waits here is dropped, as is all that comes from now on: senders do not wait for room any more."""
@@ -308,7 +313,7 @@ class _Queue:
         for holder in self._holders.copy():
             self._proc.fulfil(self.number, holder)
         if self._arrived or self._taken:
-            self._proc.fetcher.do(self._credit_rest)
+            self._proc.later(self._credit_rest)
 
     def expect(self, holder: str) -> None:
         """That process may send here: `recv` tells of its loss."""
@@ -320,6 +325,7 @@ class _Queue:
             self._taken.update(item.address for item in self._arrived if item.is_counted)
             self._arrived.clear()
             taken, self._taken = self._taken, Counter()
+        self._ahead.close(ConfigError("the port was closed"))
         for address, count in taken.items():
             self._proc.credit(address, self.number, count)
 
@@ -332,8 +338,9 @@ class _Queue:
             self.expect(bytes(frame.body).decode())
         elif frame.kind == message.SEND:
             part: Future[Any] = Future.pending()
-            self.put(_Item(frame.rank, frame.address, part, not self._is_once))
-            deliver(self._proc, frame, part)
+            deliver(self._proc, frame, part, fetch=self._ahead.admit)
+            large = frame if frame.flags & message.LARGE else None
+            self.put(_Item(frame.rank, frame.address, part, not self._is_once, large))
 
     def on_lost(self, address: str, error: SupervisionError) -> None:
         part: Future[Any] = Future.pending()

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from ... import config
 from ..encoding.codec import encode
 from ..failure import SupervisionError
-from ..launch.logs import LogPrinter
+from ..launch.logs import LogPrinter, Terminal
 from ..runtime import message
 from ..runtime.message import Frame
 
@@ -25,6 +25,7 @@ class LogSink:
     """Prints lines of processes on any host, as they come or folded; see LogPrinter."""
 
     def __init__(self) -> None:
+        self._terminal = Terminal()
         self._printer = self._new_printer(float(config.get("log_window")))
         self._hidden: set[str] = set()  # names of processes whose lines are not shown
         self._lock = threading.Lock()
@@ -43,12 +44,13 @@ class LogSink:
     def on_lost(self, address: str, error: SupervisionError) -> None:
         """Waits for nobody."""
 
-    @staticmethod
-    def _new_printer(window: float | None) -> LogPrinter:
-        return LogPrinter(window, bool(config.get("log_prefix")))
+    def _new_printer(self, window: float | None) -> LogPrinter:
+        return LogPrinter(self._terminal.write, window, bool(config.get("log_prefix")))
 
-    def flush(self) -> None:
+    def close(self) -> None:
+        """Waits until all is printed."""
         self._printer.flush()
+        self._terminal.close()
 
     def _set_option(self, names: Sequence[str], shown: bool, window: float | None) -> None:
         with self._lock:

@@ -1,19 +1,20 @@
-"""What workers print: bytes of pipes into lines, and lines of many ranks onto the client's screen."""
+"""What workers print: bytes of pipes into lines, lines of many ranks folded, and onto the client's screen."""
 
 from __future__ import annotations
 
 import contextlib
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable
-from typing import TextIO
 
 from ...errors import ConfigError
 
-__all__ = ["LineSplitter", "LogPrinter"]
+__all__ = ["LineSplitter", "LogPrinter", "Terminal"]
 
 _MAX_LINE = 1 << 16  # bytes; a longer line is cut into several
 _MOST_WAITING = 10_000  # different lines; beyond it they do not wait for the window's end
+_MOST_UNWRITTEN = 64 << 20  # characters; beyond it lines are left out
 
 
 class LineSplitter:
@@ -59,33 +60,32 @@ def _after(seconds: float, call: Callable[[], None]) -> None:
 
 
 class LogPrinter:
-    """Prints lines of workers as "[mesh/proc 3] line".
+    """Makes lines of workers into "[mesh/proc 3] line".
 
     With a window, lines wait `window` seconds from the first one, and those that are the same (of whatever rank) become
     one, "[16 similar] line", where the first of them stood. Without (0 or None), each is printed at once. No line is
     lost as long as `flush` is called at the end.
 
     Args:
+        write: called with "stdout" or "stderr" and whole lines; must not wait.
         window: seconds, or None.
         prefix_with_rank: whether to say whose line it is.
-        out, err: where stdout and stderr of workers go; None means what sys.stdout and sys.stderr are at that time.
         after: calls a function after so many seconds; for tests.
     """
 
     def __init__(
         self,
+        write: Callable[[str, str], object],
         window: float | None = None,
         prefix_with_rank: bool = True,
         *,
-        out: TextIO | None = None,
-        err: TextIO | None = None,
         after: Callable[[float, Callable[[], None]], None] = _after,
     ) -> None:
         if window is not None and not window >= 0:
             raise ConfigError(f"window is {window!r}, but must be at least 0 seconds, or None")
         self._window = window or 0.0
         self._prefix_with_rank = prefix_with_rank
-        self._targets = {"stdout": out, "stderr": err}
+        self._write_text = write
         self._after = after
         self._lock = threading.Lock()
         self._waiting: dict[tuple[str, str], list[str]] = {}  # (stream, line) -> who said it, in order of coming
@@ -124,8 +124,67 @@ class LogPrinter:
     def _write(self, lines: list[tuple[str, str]]) -> None:
         for stream in ("stdout", "stderr"):
             text = "".join(f"{line}\n" for name, line in lines if name == stream)
-            target = self._targets[stream] or getattr(sys, stream)
-            if text and target is not None:
+            if text:
+                self._write_text(stream, text)
+
+
+class Terminal:
+    """Writes to what sys.stdout and sys.stderr are at that time, on a thread of its own.
+
+    So a terminal that takes nothing (Ctrl-S, a pager) stalls the printing alone. What waits for it is bounded: beyond
+    64 Mi characters lines are left out, and their number is printed.
+    """
+
+    def __init__(self) -> None:
+        self._unwritten: deque[tuple[str, str]] = deque()
+        self._size = 0
+        self._left_out = 0  # lines
+        self._changed = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._is_closed = False
+
+    def write(self, stream: str, text: str) -> None:
+        """Whole lines, for "stdout" or "stderr". Never waits."""
+        with self._changed:
+            if self._size + len(text) > _MOST_UNWRITTEN and self._size:
+                self._left_out += text.count("\n")
+                return
+            self._note_left_out()
+            self._put(stream, text)
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="monarch_rdma-logs", daemon=True)
+                self._thread.start()
+            self._changed.notify()
+
+    def close(self) -> None:
+        """Waits until all is written. What is written later is lost."""
+        with self._changed:
+            self._note_left_out()
+            self._is_closed = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join()
+
+    def _put(self, stream: str, text: str) -> None:
+        self._unwritten.append((stream, text))
+        self._size += len(text)
+
+    def _note_left_out(self) -> None:
+        if self._left_out:
+            self._put("stderr", f"[{self._left_out} lines left out: the terminal took nothing for so long]\n")
+            self._left_out = 0
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._unwritten or self._is_closed)
+                if not self._unwritten:
+                    return
+                stream, text = self._unwritten.popleft()
+            target = getattr(sys, stream)
+            if target is not None:
                 with contextlib.suppress(OSError, ValueError):  # nobody reads any more: closed, or a broken pipe
                     target.write(text)
                     target.flush()
+            with self._changed:
+                self._size -= len(text)

@@ -89,7 +89,7 @@ class Collector:
             if timeout:
                 self._fail(f"answers are lost: {error}")
             else:
-                self._proc.fetcher.do(lambda: self._send_up(_PATIENCE))
+                self._proc.errands.run(self._parent, lambda: self._send_up(_PATIENCE))
         except (SupervisionError, RdmaError) as error:
             self._fail(f"answers are lost: {error}")
 

@@ -5,16 +5,14 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextlib
-import threading
 from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from ... import config
 from ...rdma.messages import Stop
-from ..future import Future
 from . import message
 from .message import Frame
+from .read_ahead import ReadAhead
 
 if TYPE_CHECKING:
     from .proc import Proc
@@ -27,13 +25,11 @@ _FETCHED_BY_ACTOR = 4 << 20  # bytes; more would hold its event loop up
 class Mailbox:
     """Filled by any thread, emptied by the actor's own.
 
-    Large buffers are fetched while a frame waits, within a budget (option mailbox_bytes): beyond it they stay with
-    their sender, who waits.
+    Large buffers are fetched while a frame waits; see read_ahead.py.
     """
 
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
-        self._fetcher = proc.fetcher
         self._stop = Stop()
         self._urgent: deque[Frame] = deque()
         self._queue: deque[Frame] = deque()
@@ -41,18 +37,14 @@ class Mailbox:
         self._sleeper: list[Callable[[], object]] = []  # who wakes the actor's thread, while it sleeps
         self._gate = _thread.allocate_lock()
         self._gate.acquire()
-        self._budget = int(config.get("mailbox_bytes"))
-        self._held = 0  # fetched bytes
-        self._deferred: deque[Frame] = deque()
-        self._left_to_actor: list[Frame] = []
-        self._lock = threading.Lock()  # of the three above
+        self._ahead = ReadAhead(proc.fetcher)
 
     def __len__(self) -> int:
         return len(self._queue)
 
     def put(self, frame: Frame) -> None:
         if frame.flags & message.LARGE:
-            self._admit(frame)
+            self._ahead.admit(frame, self._leaves)
         (self._urgent if frame.kind == message.FAILURE else self._queue).append(frame)
         self.wake()
 
@@ -110,7 +102,7 @@ class Mailbox:
         frame = self.at_hand = queue[0]  # first this: a cancellation that looks for it finds it in one of the two
         queue.popleft()
         if frame.flags & message.LARGE:
-            self._release(frame)
+            self._ahead.release(frame)
         return frame
 
     def take_rest(self) -> Frame | None:
@@ -127,45 +119,9 @@ class Mailbox:
                 return frame
         return None
 
-    def _admit(self, frame: Frame) -> None:
-        frame.fetched = Future.pending()
-        try:
-            size = frame.incoming.large_bytes
-        except Exception as error:  # malformed, or nothing is left to look at it with
-            return self._fetcher.give_up(frame, error)
-        with self._lock:
-            if self._deferred or (self._held and self._held + size > self._budget):
-                self._deferred.append(frame)
-                return
-            self._held += size
-            frame.held = size
-            if self._sleeper and not self._queue and size <= _FETCHED_BY_ACTOR:
-                self._left_to_actor.append(frame)  # it has nothing else to do, and this saves a hop
-                return
-        self._fetcher.fetch(frame)
-
-    def _release(self, frame: Frame) -> None:
-        start = []
-        with self._lock:
-            is_left = frame in self._left_to_actor
-            if is_left:
-                self._left_to_actor.remove(frame)
-            if frame in self._deferred:  # it is its turn, whatever it needs
-                self._deferred.remove(frame)
-                start.append(frame)
-            self._held -= frame.held
-            while self._deferred:
-                following = self._deferred[0]
-                size = following.incoming.large_bytes
-                if self._held and self._held + size > self._budget:
-                    break
-                self._held += size
-                following.held = size
-                start.append(self._deferred.popleft())
-        for waiting in start:
-            self._fetcher.fetch(waiting)
-        if is_left:
-            self._fetcher.fetch_now(frame)
+    def _leaves(self, size: int) -> bool:
+        """To the actor, if it has nothing else to do: this saves a hop."""
+        return bool(self._sleeper) and not self._queue and size <= _FETCHED_BY_ACTOR
 
 
 def _end(waiter: asyncio.Future[None]) -> None:

@@ -97,6 +97,7 @@ class Frame:
     is_cancelled: bool = False
     accept: str = "pickle"  # or "safe": the body must not be a pickle
     fetched: Future[None] | None = None  # of a LARGE frame: when its buffers are here
+    is_taken: bool = False  # ... and whether its sender was told
     held: int = 0  # bytes of these that count in its mailbox's budget
     _incoming: Incoming | None = None
 

@@ -18,6 +18,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from queue import SimpleQueue
 from typing import TYPE_CHECKING, Any, Protocol
 from urllib.parse import unquote
 
@@ -33,6 +34,7 @@ from ..future import Future
 from ..hosting.host_watch import HostWatch
 from ..hosting.log_sink import LOGS, LogSink
 from . import message
+from .errands import Errands
 from .fetcher import Fetcher
 from .message import Frame
 from .owned import Owned
@@ -86,7 +88,9 @@ class Proc:
         self._wake = Stop()
         self._helping = threading.Lock()
         self.timers = Timers(self._wake.set)
+        self.errands = Errands()
         self.fetcher = Fetcher(self)
+        self._late: SimpleQueue[Callable[[], object]] = SimpleQueue()  # see later
         self._is_ending = False
         self._closing = False
         self._buried: deque[int] = deque()
@@ -139,13 +143,19 @@ class Proc:
             raise self.lost_error(address, str(error)) from error
 
     def post_quietly(self, address: str, head: bytes, body: bytes = b"") -> None:
-        """Sends what matters only to a process that lives. Never waits: the receiving thread uses it too."""
+        """Sends what matters only to a process that lives, in order. Never waits: the receiving thread uses it too."""
+        if address in self.errands:
+            return self._post_behind(address, head, body)
         try:
             self.post(address, head, body, 0.0)
         except TransferTimeout:
-            self.fetcher.do(lambda: self._post_late(address, head, body))
+            self._post_behind(address, head, body)
         except (SupervisionError, RdmaError):
             return
+
+    def _post_behind(self, address: str, head: bytes, body: bytes) -> None:
+        """After what waits to be sent there."""
+        self.errands.run(address, lambda: self._post_late(address, head, body))
 
     def _post_late(self, address: str, head: bytes, body: bytes) -> None:
         with contextlib.suppress(SupervisionError, RdmaError):
@@ -217,6 +227,22 @@ class Proc:
                 return  # the engine was closed
             self._wake.clear()
             self._hand_out(batch)
+            self._do_late()
+
+    def later(self, action: Callable[[], object]) -> None:
+        """Has the receiving thread do something that does not wait. For destructors, which may come at any point; also
+        when this is garbage itself, and what wakes that thread may be gone.
+        """
+        if self is _current:
+            self._late.put(action)
+            self._wake.set()
+
+    def _do_late(self) -> None:
+        while not self._late.empty():
+            try:
+                self._late.get()()
+            except Exception:  # as in _run_timers
+                _log.exception("something that was let go of could not be dealt with")
 
     def _run_timers(self) -> float | None:
         """Seconds until the next one."""
@@ -255,7 +281,7 @@ class Proc:
                 _log.exception("a frame from %s could not be handled", sender)
                 if frame is not None:
                     why = f"process {self.name} could not handle the message: {type(error).__name__}: {error}"
-                    self.fetcher.do(partial(self.refuse, frame, why))
+                    self.errands.run(sender, partial(self.refuse, frame, why))
 
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == message.CAST:
@@ -322,7 +348,7 @@ class Proc:
     def refuse(self, frame: Frame, why: str) -> None:
         """Answers a frame that nobody will handle, so that nobody waits."""
         if frame.flags & message.LARGE:
-            self.post_quietly(frame.address, message.pack(message.TAKEN, frame.origin, flags=message.FAILED))
+            self.fetcher.tell_sender(frame, message.FAILED)
         if frame.kind in (message.CALL, message.SEND):
             self.credit(frame.address, frame.target, 1)
         if frame.kind == message.CALL and frame.reply and not frame.is_answered:
@@ -396,7 +422,8 @@ class Proc:
 
     def answer_later(self, address: str, number: int, rank: int, error: SupervisionError) -> None:
         """A failure for a port, without waiting: also from where the interpreter collects garbage."""
-        self.fetcher.do(lambda: self.reply(address, number, rank, encode_failure(error), message.FAILED))
+        head = message.pack(message.SEND, number, flags=message.FAILED, rank=rank)
+        self.later(lambda: self.post_quietly(address, head, encode_failure(error).body))
 
     def credit(self, address: str, number: int, count: int) -> None:
         """`count` messages from there were taken out of the mailbox of our actor `number`."""
@@ -428,11 +455,11 @@ class Proc:
         self._wake.set()
         if threading.current_thread() is not self._thread:
             self._thread.join()
-        self.fetcher.close()
+        self.errands.close()
         error = SupervisionError(f"this process ({self.name}) has shut down its actors")
         for receiver in list(self.receivers.values()):
             receiver.on_lost(self.address, error)
-        self._logs.flush()
+        self._logs.close()
 
 
 class RootReceiver:

@@ -25,8 +25,16 @@ if TYPE_CHECKING:
 __all__ = ["GatherReply", "SingleReply", "StreamReply", "Waiting", "deliver"]
 
 
-def deliver(proc: Proc, frame: Frame, future: Future[Any], accept: str = "pickle") -> None:
-    """Ends `future` with the value or the failure in `frame`, once its large buffers are here."""
+def deliver(
+    proc: Proc,
+    frame: Frame,
+    future: Future[Any],
+    accept: str = "pickle",
+    fetch: Callable[[Frame], object] | None = None,
+) -> None:
+    """Ends `future` with the value or the failure in `frame`, once its large buffers are here. `fetch`: begins to read
+    these, at some time; the default does it now.
+    """
     frame.accept = accept
     if not frame.flags & message.LARGE:
         future.set_loader(partial(_load, frame))
@@ -34,7 +42,7 @@ def deliver(proc: Proc, frame: Frame, future: Future[Any], accept: str = "pickle
     frame.fetched = Future.pending()
     fetched = frame.fetched
     fetched.add_callback(lambda: future.set_loader(partial(_load_fetched, frame, fetched)))
-    proc.fetcher.fetch(frame)
+    (fetch or proc.fetcher.fetch)(frame)
 
 
 def _load(frame: Frame) -> Any:

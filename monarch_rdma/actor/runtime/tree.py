@@ -89,7 +89,8 @@ class Branches:
         self._lock = threading.Lock()
         self._number = proc.register(self)
         self._open = {group[0].address: group for group in groups}
-        self._send_all(groups, patience)
+        for group in groups:
+            self._send(group, patience)
 
     def on_frame(self, frame: Frame) -> None:
         if frame.kind != message.DELIVERED:
@@ -100,10 +101,6 @@ class Branches:
 
     def on_lost(self, address: str, error: SupervisionError) -> None:
         self._on_missed(address, error)
-
-    def _send_all(self, groups: Sequence[Sequence[Member]], patience: float) -> None:
-        for group in groups:
-            self._send(group, patience)
 
     def _send(self, group: Sequence[Member], patience: float) -> None:
         address = group[0].address
@@ -118,7 +115,7 @@ class Branches:
             if patience:
                 self._on_missed(address, error)
             else:  # this thread may be the one that receives: it does not wait
-                self._proc.fetcher.do(partial(self._send, group, _PATIENCE))
+                self._proc.errands.run(address, partial(self._send, group, _PATIENCE))
         except (SupervisionError, RdmaError) as error:
             self._on_missed(address, error)
 
@@ -149,8 +146,8 @@ class Branches:
             self._open.update({member.address: [member] for member in orphans})
             is_last = not self._open
         self._proc.fulfil(self._number, address)
-        if orphans:
-            self._proc.fetcher.do(partial(self._send_all, [[member] for member in orphans], _PATIENCE))
+        for orphan in orphans:
+            self._proc.errands.run(orphan.address, partial(self._send, [orphan], _PATIENCE))
         if is_last and self._proc.forget(self._number):
             self._outgoing.release()
             self.done.set_result(None)
@@ -202,7 +199,7 @@ def on_cast(proc: Proc, frame: Frame, seen: dict[tuple[str, int], int]) -> None:
     cast, up, raw = pickle.loads(frame.body[_SIZE.size : _SIZE.size + size])
     arrived = _Arrived(proc, frame, cast, up, [Member(*member) for member in raw], frame.body[_SIZE.size + size :])
     if cast.flags & message.LARGE:
-        proc.fetcher.do(lambda: arrived.relay_large(seen))
+        proc.errands.run(("cast", cast.sender), partial(arrived.relay_large, seen))  # one that comes again after it
     else:
         arrived.relay(seen)
 
