@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 
 from monarch_rdma import config
 from monarch_rdma.actor import (
+    Accumulator,
     Actor,
     ActorError,
     ActorMesh,
@@ -31,7 +32,7 @@ from monarch_rdma.actor import (
 )
 from monarch_rdma.actor.runtime import message, tree
 from monarch_rdma.actor.runtime.proc import Proc, current_proc
-from monarch_rdma.errors import TransferTimeout
+from monarch_rdma.errors import ConfigError, TransferTimeout
 
 COUNT = 9
 
@@ -91,9 +92,34 @@ class Member(Actor):
             threading.Event().wait()
 
     @endpoint
+    def rank(self) -> int:
+        return current_rank().rank
+
+    @endpoint
+    def ranks_tensor(self, size: int) -> torch.Tensor:
+        return torch.full((size,), float(current_rank().rank))
+
+    @endpoint
     def raise_on(self, rank: int) -> None:
         if current_rank().rank == rank:
             raise KeyError(rank)
+
+
+class Heard:
+    """Frames that this process got."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.frames: list[message.Frame] = []
+        on_frame = Proc.on_frame
+
+        def counting(proc: Proc, frame: message.Frame) -> None:
+            self.frames.append(frame)
+            on_frame(proc, frame)
+
+        monkeypatch.setattr(Proc, "on_frame", counting)
+
+    def answers(self) -> list[message.Frame]:
+        return [frame for frame in self.frames if frame.kind == message.SEND]
 
 
 @pytest.fixture(scope="module")
@@ -187,16 +213,9 @@ def test_answers_come_up_the_tree_together(procs: ProcMesh, monkeypatch: pytest.
     """The caller gets a frame from each of its branches, not from each actor."""
     members = spawn(procs)
     members.tell.call().get(timeout=20)
-    kinds: list[int] = []
-    on_frame = Proc.on_frame
-
-    def counting(proc: Proc, frame: message.Frame) -> None:
-        kinds.append(frame.kind)
-        on_frame(proc, frame)
-
-    monkeypatch.setattr(Proc, "on_frame", counting)
+    heard = Heard(monkeypatch)
     members.tell.call().get(timeout=20)
-    assert 1 <= kinds.count(message.SEND) <= int(config.get("cast_fanout"))
+    assert 1 <= len(heard.answers()) <= int(config.get("cast_fanout"))
 
 
 def test_large_answers_go_to_the_caller_directly_and_hold_nobody_up(procs: ProcMesh) -> None:
@@ -310,3 +329,123 @@ def test_large_arguments_go_to_another_host_once(client: HostMesh, monkeypatch: 
     assert members.sum.call(tensor).get(timeout=20).values() == [300_000.0] * 6
     assert sorted(sent) == ["b", "c", "here", "here"]
     procs.stop().get(timeout=20)
+
+
+# --- results that are combined on the way up
+
+
+def appended(ranks: list[int], rank: int) -> list[int]:
+    return [*ranks, rank]
+
+
+def added(total: Any, value: Any) -> Any:
+    return total + value
+
+
+def test_results_are_combined_on_their_way_in_the_order_of_ranks(
+    procs: ProcMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From each branch one sum comes, whatever went to some of them directly before."""
+    members = spawn(procs)
+    ranks = Accumulator(members.rank, [], appended, merge=added)
+    assert ranks.accumulate().get(timeout=20) == list(range(COUNT))
+    heard = Heard(monkeypatch)
+    assert ranks.accumulate().get(timeout=20) == list(range(COUNT))
+    assert 1 <= len(heard.answers()) <= int(config.get("cast_fanout"))
+    for alone in ({3}, {0, 4, 8}, {1, 2, 7}):
+        for rank in alone:
+            members.slice(p=rank).hear.broadcast("directly")
+        assert ranks.accumulate().get(timeout=20) == list(range(COUNT))
+    part = Accumulator(members.slice(p=slice(1, COUNT)).rank, [], appended, merge=added)
+    assert part.accumulate().get(timeout=20) == list(range(COUNT - 1))
+
+
+def test_without_merge_results_are_folded_by_the_caller_in_the_order_of_ranks(procs: ProcMesh) -> None:
+    members = spawn(procs)
+    folded = Accumulator(members.rank, 100.0, lambda total, rank: total / 2 - rank).accumulate().get(timeout=20)
+    expected = 100.0
+    for rank in range(COUNT):
+        expected = expected / 2 - rank
+    assert folded == expected
+
+
+def test_large_results_are_combined_on_their_way(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    members, size = spawn(procs), 300_000
+    total = Accumulator(members.ranks_tensor, 0, added, merge=torch.Tensor.add_)
+    expected = torch.full((size,), float(sum(range(COUNT))))
+    heard = Heard(monkeypatch)
+    assert torch.equal(total.accumulate(size).get(timeout=20), expected)
+    assert all(frame.flags & message.LARGE for frame in heard.answers())
+    assert 1 <= len(heard.answers()) <= int(config.get("cast_fanout"))
+
+
+def test_what_the_caller_gets_does_not_grow_with_the_mesh(procs: ProcMesh, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither of sums, nor of answers that are all the same."""
+    members, fanout = spawn(procs), int(config.get("cast_fanout"))
+    calls = [Accumulator(members.rank, 0, added, merge=added).accumulate, lambda: members.sleep.call(0)]
+    for call in calls:
+        call().get(timeout=20)
+        heard = Heard(monkeypatch)
+        call().get(timeout=20)
+        assert sum(len(frame.body) for frame in heard.answers()) <= fanout * 40
+        monkeypatch.undo()
+        config.configure(cast_fanout=fanout)
+
+
+def test_what_combine_and_merge_raise_is_raised_at_the_caller(procs: ProcMesh) -> None:
+    members = spawn(procs)
+    before = members.num_receivers.call().get(timeout=20).values()
+
+    def combine(total: int, rank: int) -> int:
+        if rank == COUNT - 1:
+            raise KeyError(rank)
+        return total + rank
+
+    def merge(total: int, more: int) -> int:
+        raise ArithmeticError(total)
+
+    for functions, kind in (((combine, added), KeyError), ((added, merge), ArithmeticError)):
+        with pytest.raises(kind):
+            Accumulator(members.rank, 0, *functions).accumulate().get(timeout=20)
+    with pytest.raises(TypeError, match="pickle"):
+        Accumulator(members.rank, 0, lambda *_: threading.Lock(), merge=lambda a, b: a).accumulate().get(timeout=20)
+    with pytest.raises(ActorError, match="rank 5"):
+        Accumulator(members.raise_on, 0, lambda total, _: total, merge=added).accumulate(5).get(timeout=20)
+    assert Accumulator(members.rank, 0, added, added).accumulate().get(timeout=20) == sum(range(COUNT))
+    wait_until(lambda: members.num_receivers.call().get(timeout=20).values() == before, "numbers are left behind")
+
+
+def test_functions_that_cannot_be_are_refused(shared: ProcMesh) -> None:
+    members = shared.spawn("members", Member)
+    with pytest.raises(ConfigError, match="combine is 3"):
+        Accumulator(members.rank, 0, 3)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="merge is 'sum'"):
+        Accumulator(members.rank, 0, added, merge="sum")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="pickle"):
+        Accumulator(members.rank, threading.Lock(), added, merge=added).accumulate()
+
+
+def test_a_safe_call_is_combined_by_the_caller(procs: ProcMesh) -> None:
+    members = spawn(procs)
+    total = Accumulator(members.rank.options(codec="safe"), 0, added, merge=added)
+    assert total.accumulate().get(timeout=20) == sum(range(COUNT))
+
+
+def test_a_sum_that_is_cancelled_or_lost_leaves_nothing_behind(client: HostMesh, faults: Faults) -> None:
+    with config.configured(cast_fanout=2):
+        procs = client.spawn_procs({"p": COUNT})
+        members = spawn(procs)
+        before = members.num_receivers.call().get(timeout=20).values()
+        total = Accumulator(members.sleep, 0, lambda total, _: total + 1, merge=added)
+        total.accumulate(3600).cancel()
+        with pytest.raises(TransferTimeout):
+            Accumulator(members.sleep.options(timeout=0.1), 0, added, merge=added).accumulate(3600).get(timeout=20)
+        assert total.accumulate(0).get(timeout=20) == COUNT
+        wait_until(lambda: members.num_receivers.call().get(timeout=20).values() == before, "numbers are left behind")
+        pids = members.pid.call().get(timeout=20).values()
+        future = total.accumulate(3600)
+        os.kill(pids[1], signal.SIGKILL)
+        with pytest.raises(SupervisionError):
+            future.get(timeout=20)
+        assert faults.next().rank == 1
+        procs.stop().get(timeout=20)

@@ -18,7 +18,8 @@ from .port import Port
 from .runtime import message
 from .runtime.cast import cast
 from .runtime.proc import Proc, current_proc
-from .runtime.reply import GatherReply, SingleReply, StreamReply, Waiting
+from .runtime.reduce import Reduction
+from .runtime.reply import GatherReply, ReduceReply, SingleReply, StreamReply, Waiting
 from .runtime.route import PATIENCE
 from .value_mesh import ValueMesh
 
@@ -194,6 +195,14 @@ class Endpoint(Generic[R]):
         self._post(proc, routes, waiting, args, kwargs)
         return waiting.future
 
+    def _reduce(self, reduction: Reduction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
+        """The results, combined; on the way too, unless nothing may be unpickled there."""
+        proc, routes = current_proc(), self._mesh._routes
+        packed = reduction.dumps() if self._options.codec == "pickle" else b""
+        waiting = ReduceReply(proc, routes, self._what(), reduction, packed)
+        self._post(proc, routes, waiting, args, kwargs)
+        return waiting.future
+
     def call_one(self, *args: Any, **kwargs: Any) -> Future[R]:
         """Calls the one actor of this mesh. Raises ConfigError (a ValueError) where it has more, and as `call`."""
         routes = self._mesh._routes
@@ -318,15 +327,34 @@ def send(
 
 
 class Accumulator(Generic[A, R]):
-    """Calls all actors of an endpoint and folds their results into one."""
+    """Calls all actors of an endpoint and folds their results into one, in the order of their ranks."""
 
-    def __init__(self, endpoint: Endpoint[R], identity: A, combine: Callable[[A, R], A]) -> None:
-        """`combine(sum so far, result)`; results come in any order. `identity`: the sum of nothing."""
+    def __init__(
+        self,
+        endpoint: Endpoint[R],
+        identity: A,
+        combine: Callable[[A, R], A],
+        merge: Callable[[A, A], A] | None = None,
+    ) -> None:
+        """`combine(sum so far, result)`; `identity`: the sum of nothing.
+
+        `merge(sum of some, sum of the ranks after them)`: with it, calls that go over a tree are combined on their way
+        up, in the processes of the actors, and the caller gets one sum from each branch rather than every result. It
+        must be associative, and `merge(identity, sum)` the same as `sum`; for a plain sum it is what `combine` is.
+        """
+        for name, function in (("combine", combine), ("merge", merge)):
+            if not callable(function) and (name, function) != ("merge", None):
+                raise ConfigError(f"{name} is {function!r}, but must be a function of two arguments")
         self._endpoint = endpoint
         self._identity = identity
         self._combine = combine
+        self._merge = merge
 
     def accumulate(self, *args: Any, **kwargs: Any) -> Future[A]:
-        """The folded result; fails with the first failure. Raises as `Endpoint.call`."""
+        """The folded result; fails with the first failure, or with what `combine` or `merge` raised, in whatever
+        process. Raises as `Endpoint.call`, and what pickling `identity` and the functions raises.
+        """
+        if self._merge is not None:
+            return self._endpoint._reduce(Reduction(self._identity, self._combine, self._merge), args, kwargs)
         results = self._endpoint.call(*args, **kwargs)
         return results.then(lambda mesh: functools.reduce(self._combine, mesh.values(), self._identity))

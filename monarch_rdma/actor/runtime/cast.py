@@ -148,9 +148,10 @@ def _over_tree(
         return lost
     # A method that answers through a port may let others answer, from anywhere.
     is_collected = waiting is not None and waiting.wants_all and not call.flags & message.PORT
+    reduction = b"" if waiting is None or not is_collected else waiting.reduction
     done: Future[None] = Future.pending()
     with _line_up:  # one order for all: two casts that wait for each other would never leave
-        numbered = replace(call, number=tree.next_number(), is_collected=is_collected)
+        numbered = replace(call, number=tree.next_number(), is_collected=is_collected, reduction=reduction)
         before = []
         for receiver in entered:
             cast_before, is_direct = receiver.route.begin_cast(done)

@@ -33,6 +33,7 @@ from . import message
 from .mailbox import Mailbox
 from .message import Frame
 from .owned import Owned
+from .reduce import Reducer
 from .route import CREDIT_BATCH
 
 if TYPE_CHECKING:
@@ -506,7 +507,12 @@ class Instance:
 
     def _answer(self, frame: Frame, value: Any) -> Future[None] | None:
         """None, or the end of the answer's large parts being read; until then they must not change."""
-        return self._proc.start_answer(frame, encode(value, codec=frame.codec)) if frame.reply else None
+        if not frame.reply:
+            return None
+        if isinstance(frame.collector, Reducer):
+            self._proc.add_to_sum(frame, frame.collector, value)
+            return None
+        return self._proc.start_answer(frame, encode(value, codec=frame.codec))
 
     def _answer_failure(self, frame: Frame, error: BaseException) -> None:
         if frame.reply:

@@ -46,6 +46,7 @@ from .unborn import FIRST_ACTOR, Unborn
 
 if TYPE_CHECKING:
     from ..mesh import HostMesh
+    from .reduce import Reducer
 
 __all__ = ["Proc", "close_current", "current_proc", "existing_proc", "name_of"]
 
@@ -370,6 +371,12 @@ class Proc:
             call.collector.add(call.rank, outgoing.body)
         call.is_answered = True
         return taken
+
+    def add_to_sum(self, call: Frame, reducer: Reducer, value: Any) -> None:
+        """Answers a call, once, whose results are combined on their way."""
+        if not call.is_answered:
+            call.is_answered = True
+            reducer.add_value(call.rank, value)
 
     def leave_uncollected(self, call: Frame) -> None:
         """Its answer goes another way, or nobody waits for it: then those who collect answers do not either."""

@@ -16,13 +16,14 @@ from ..value_mesh import ValueMesh
 from . import message
 from .collect import pieces_of
 from .message import Frame
+from .reduce import Reduction
 from .timers import Timer
 
 if TYPE_CHECKING:
     from .proc import Proc
     from .route import Route
 
-__all__ = ["GatherReply", "SingleReply", "StreamReply", "Waiting", "deliver"]
+__all__ = ["GatherReply", "ReduceReply", "SingleReply", "StreamReply", "Waiting", "deliver"]
 
 
 def deliver(
@@ -63,6 +64,7 @@ class Waiting:
     """What all calls that wait have in common. `what`: the call, in words."""
 
     wants_all = False  # the answers may come together
+    reduction = b""  # ... and combined
     _or_lost = False  # whether the loss of a receiver is no failure
 
     def __init__(self, proc: Proc, routes: Sequence[Route], what: str) -> None:
@@ -272,3 +274,76 @@ class GatherReply(Waiting):
             if not self._or_lost:
                 raise
             return None
+
+
+class ReduceReply(Waiting):
+    """Of many, combined: what comes is results of single ranks, and sums of some that
+    others combined on the way.
+    """
+
+    def __init__(self, proc: Proc, routes: Sequence[Route], what: str, reduction: Reduction, packed: bytes) -> None:
+        """`packed`: the same for processes on the way; b"" where all results shall come here."""
+        self.future: Future[Any] = Future.pending(self.cancel)
+        self.wants_all = bool(packed)
+        self.reduction = packed
+        self._how = reduction
+        self._open = set(range(len(routes)))  # ranks that have not answered by themselves
+        self._left = len(routes)
+        self._results: list[tuple[int, Future[Any]]] = []
+        self._sums: list[Future[Any]] = []  # each of a list
+        self._lock = threading.Lock()
+        super().__init__(proc, routes, what)
+
+    def on_answer(self, frame: Frame) -> None:
+        if self.number not in self.proc.receivers:
+            self.proc.refuse(frame, self.what)
+        elif frame.flags & message.FAILED and frame.flags & message.MANY:
+            return  # something failed below; whatever it was comes by itself
+        elif frame.flags & message.FAILED:
+            self.finish()
+            deliver(self.proc, frame, self.future, self.accept)
+        elif frame.flags & message.MANY:
+            part: Future[Any] = Future.pending()
+            self._sums.append(part)
+            self._await(frame, part, frame.rank)
+        elif self._is_first(frame.rank):
+            self.note_arrival(self.routes[frame.rank])
+            part = Future.pending()
+            self._results.append((frame.rank, part))
+            self._await(frame, part, 1)
+        else:
+            self.proc.refuse(frame, self.what)
+
+    def on_failed(self, rank: int, error: BaseException) -> None:
+        self.finish()
+        self.future.set_error(error)
+
+    def _is_first(self, rank: int) -> bool:
+        with self._lock:
+            is_first = rank in self._open
+            self._open.discard(rank)
+        return is_first
+
+    def _await(self, frame: Frame, part: Future[Any], count: int) -> None:
+        part.add_callback(lambda: self._arrived(count))
+        deliver(self.proc, frame, part, self.accept)
+
+    def _arrived(self, count: int) -> None:
+        with self._lock:
+            self._left -= count
+            is_last = self._left == 0
+        if is_last:
+            self.finish()
+            self.future.set_loader(self._load)
+
+    def _load(self) -> Any:
+        """In the order of ranks; the code of users runs where the future is asked."""
+        total, combine, merge = self._how
+        steps = [(rank, combine, part.get()) for rank, part in self._results]
+        steps += [(first, merge, value) for part in self._sums for first, _, value in part.get()]
+        steps.sort(key=lambda step: step[0])
+        if steps[0][1] is merge:  # has its identity in it
+            total = steps.pop(0)[2]
+        for _, step, value in steps:
+            total = step(total, value)
+        return total

@@ -4,7 +4,8 @@ Members stand in the order of their hosts, so that what is large crosses between
 call to its own actor and tells its parent when all below it have it; only then does the sender's next message to any of
 them leave, so that messages stay in order although they go different ways. Where a process in the middle is lost, its
 parent sends to everyone below it once more; casts have numbers, and nobody takes one twice. Whom a process cannot reach
-its parent tries, and at last the sender. Answers go up the same tree together; see collect.py.
+its parent tries, and at last the sender. Answers go up the same tree together, or combined; see collect.py and
+reduce.py.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from ..future import Future
 from . import message
 from .collect import Collector
 from .message import Frame
+from .reduce import Reducer
 
 if TYPE_CHECKING:
     from .proc import Proc
@@ -54,6 +56,7 @@ class Cast:
     method: bytes
     extent: bytes
     is_collected: bool = False  # answers go up the tree together
+    reduction: bytes = b""  # ... combined; see reduce.py
 
 
 class Branches:
@@ -258,7 +261,8 @@ class _Arrived:
         cast = self._cast
         collector = None
         if cast.is_collected:
-            collector = Collector(self._proc, cast, self._frame.address, self._up, len(self._members))
+            kind = Reducer if cast.reduction else Collector
+            collector = kind(self._proc, cast, self._frame.address, self._up, len(self._members))
         return Frame(
             message.CALL,
             cast.flags & ~message.LARGE,
