@@ -291,6 +291,13 @@ OPTIONS: dict[str, Option] = {
             engine=False,
         ),
         Option(
+            "metrics_listen",
+            str,
+            "",
+            'HOST:PORT at which a program with actors serves metrics of all its processes to Prometheus; "" = nowhere.',
+            engine=False,
+        ),
+        Option(
             "pyspy_bin", str, "", 'The py-spy to use; "" = the one beside this Python, or on the path.', engine=False
         ),
         Option(

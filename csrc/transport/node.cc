@@ -302,6 +302,7 @@ void Node::watched_lost_on_loop(const std::string& address, const Status& why) {
 }
 
 void Node::deliver_on_loop(Peer& from, const std::shared_ptr<Intake>& intake, ByteView head, ByteView body) {
+  counters_.add("received_message_bytes", head.size() + body.size());
   if (handler_ == nullptr) return inbox_.add_on_loop(intake, from.info().address, head, body);
   Bytes whole;
   if (!body.empty()) {

@@ -95,12 +95,13 @@ Status Peer::connect_within(Time deadline) {
 // False where the connection that granted the window is gone.
 bool Peer::message_on_loop(ByteView head, ByteView body, uint64_t connection) {
   if (connection != connection_) return false;
+  if (state_ != State::self && streams_.empty()) return false;
+  home_.count("sent_message_bytes", head.size() + body.size());
   if (state_ == State::self) {
     intake_->arrived(message_cost(head.size() + body.size()));
     home_.deliver_on_loop(*this, intake_, head, body);
     return true;
   }
-  if (streams_.empty()) return false;
   streams_.front()->send_on_loop(kMessage, 0, head, nullptr, body);
   return true;
 }

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from .future import Future
     from .region import Region
 
-__all__ = ["Engine", "default_engine", "raise_error", "scratch", "seconds"]
+__all__ = ["Engine", "default_engine", "open_engines", "raise_error", "scratch", "seconds"]
 
 _OPEN, _CLOSED, _FORKED = "open", "closed", "forked"
 NO_DEADLINE = -1.0
@@ -247,6 +247,11 @@ def _own_secret() -> Secret:
     if _random is None:
         _random = Secret.generate()
     return _random
+
+
+def open_engines() -> list[Engine]:
+    """All of this process."""
+    return [engine for engine in list(_engines) if engine.is_open]
 
 
 def default_engine() -> Engine:

@@ -21,8 +21,20 @@ from typing import Any
 
 from .. import config
 from ..errors import ConfigError
+from .tally import Tally
 
-__all__ = ["KINDS", "Event", "Recording", "Subscription", "causes", "emit", "name_process", "read", "subscribe"]
+__all__ = [
+    "KINDS",
+    "Event",
+    "Recording",
+    "Subscription",
+    "causes",
+    "counts",
+    "emit",
+    "name_process",
+    "read",
+    "subscribe",
+]
 
 _log = logging.getLogger("monarch_rdma.supervision")
 _MOST_CHARACTERS = 8192  # of one string in an event
@@ -53,6 +65,7 @@ KINDS = {
     "failure.told": "an owner is told of a failure: mesh, rank, owner, message",
     "failure.handled": "`__supervise__` of an actor took care of a failure: actor, mesh, rank",
     "failure.unhandled": "`__supervise__` of an actor did not, so that the actor ends: actor, mesh, rank",
+    "metrics.listening": "a program serves its metrics: url",
     "fault.unhandled": "nobody took care of a failure, and the client's hook is called: mesh, rank, report",
 }
 
@@ -177,6 +190,7 @@ class _LogOfProcess:
         self.process = f"{os.uname().nodename}:{os.getpid()}"
         self.prefix = secrets.token_hex(4)
         self.numbers = itertools.count(1)  # next() is atomic
+        self.tallies: dict[str, Tally] = {}  # by kind
         self.path_at = -1  # the generation of the options at which `path` was read
         self.path = ""
         self.complained = ""  # the path that a warning was given for
@@ -215,6 +229,8 @@ def emit(kind: str, /, *, cause: str | None = None, **fields: Any) -> str:
     """
     log = _log_of_process
     number = f"{log.prefix}.{next(log.numbers)}"
+    tally = log.tallies.get(kind)
+    (tally if tally is not None else log.tallies.setdefault(kind, Tally())).add()
     try:
         path = log.file()
     except ConfigError as error:
@@ -268,6 +284,11 @@ def subscribe(callback: Callable[[Event], object], kinds: Iterable[str] | None =
     with _changing:
         _log_of_process.subscriptions = [*_log_of_process.subscriptions, subscription]
     return subscription
+
+
+def counts() -> dict[str, int]:
+    """How many events of each kind this process has emitted."""
+    return {kind: tally.read() for kind, tally in list(_log_of_process.tallies.items())}
 
 
 def read(path: str | os.PathLike[str]) -> list[Event]:

@@ -197,6 +197,11 @@ TEST(a_handler_gets_what_came_before_it_and_replies) {
     CHECK_EQ(replies.take(20), 1);
     CHECK(replies.entries.at(0).data == std::vector<uint8_t>({7, 8, 9}));
   }
+  for (const char* name : {"sent_messages", "received_messages"}) {
+    CHECK_EQ(sender.counter(name), 2u);
+    CHECK_EQ(receiver.counter(name), 2u);
+  }
+  CHECK_EQ(receiver.counter("received_message_bytes"), 6u);
   CHECK_EQ(mr_message_reply(receiver.handle, data, 3, nullptr), MR_CONFIG);  // not in a handler
 }
 

@@ -13,24 +13,29 @@ from types import FrameType
 from typing import Any
 
 from ..runtime.instance import Instance
-from ..runtime.proc import current_proc
+from ..runtime.proc import Proc, current_proc
 from . import breakpoints
 
-__all__ = ["stacks", "status"]
+__all__ = ["known_hosts", "stacks", "status"]
 
 
 def status() -> dict[str, Any]:
     """Of each actor: mailbox depth, the message at hand and its age in seconds. `hosts`: agents that are known here."""
     proc, now = current_proc(), time.monotonic()
-    hosts = set() if proc.hosts is None else set(proc.hosts._chosen())
     return {
         "process": proc.name,
         "pid": os.getpid(),
         "address": proc.address,
-        "hosts": sorted(hosts | proc.host_watch.agents),
+        "hosts": known_hosts(proc),
         "actors": [actor.describe(now) for actor in _actors()],
         "breakpoints": breakpoints.waiting(),
     }
+
+
+def known_hosts(proc: Proc) -> list[str]:
+    """Agents that a process knows."""
+    hosts = set() if proc.hosts is None else set(proc.hosts._chosen())
+    return sorted(hosts | proc.host_watch.agents)
 
 
 def stacks() -> dict[str, Any]:

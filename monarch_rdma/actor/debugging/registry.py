@@ -88,11 +88,17 @@ def announce(proc: Proc) -> None:
     host, nor the second time.
     """
     from ..hosting.agent import ProcAgent
+    from ..metrics import start_export
     from ..runtime.proc import AGENT
 
     if not offer(proc, AGENT, ProcAgent, "agent"):
         return
     breakpoints.install(proc)
+    try:
+        start_export(proc)
+    except ConfigError:
+        proc.forget(AGENT)  # the next one who asks is told too
+        raise
     try:
         proc.at_close(Entry(proc.address, proc.engine.secret).close)
     except (ConfigError, OSError) as error:

@@ -30,7 +30,8 @@ _MOST_AT_ONCE = 32
 @dataclass
 class Process:
     """`address` is "" where it is not known; `host`: of its host's agent. `facts`: None where nobody could be asked.
-    `status`: as inspection.status tells it; None where it does not answer, and then `problem` says why.
+    `status`: as inspection.status tells it, or what else was asked; None where it does not answer, and then `problem`
+    says why.
     """
 
     name: str
@@ -98,11 +99,12 @@ def _ask(question: Callable[[], T]) -> Answer:
         return Answer(None, str(error))
 
 
-def survey(address: str, timeout: float) -> list[Process]:
+def survey(address: str, timeout: float, endpoint: str = "status") -> list[Process]:
     """All processes of the job that can be found from the one at `address`, which comes first. Each has `timeout`
-    seconds to answer. Where that one does not answer it is the only one that is known.
+    seconds to answer. Where that one does not answer it is the only one that is known. `endpoint`: of the agents, which
+    is asked for the status; its answer has "hosts".
     """
-    (first,) = _with_status([Process(name_of(address), address, "", None)], timeout)
+    (first,) = _with_status([Process(name_of(address), address, "", None)], timeout, endpoint)
     found, asked = {address: first}, set[str]()
     while new := _hosts(found.values()) - asked:
         asked |= new
@@ -110,7 +112,7 @@ def survey(address: str, timeout: float) -> list[Process]:
         for known in found.keys() & children.keys():
             found[known].facts, found[known].host = children[known].facts, children[known].host
         unknown = [child for child in children.values() if child.address not in found]
-        found |= {child.address: child for child in _with_status(unknown, timeout)}
+        found |= {child.address: child for child in _with_status(unknown, timeout, endpoint)}
     return list(found.values())
 
 
@@ -143,9 +145,10 @@ def _children(hosts: Sequence[str], timeout: float) -> list[Process]:
     return found
 
 
-def _with_status(processes: list[Process], timeout: float) -> list[Process]:
+def _with_status(processes: list[Process], timeout: float, endpoint: str) -> list[Process]:
     def question(address: str) -> Callable[[], dict[str, Any]]:
-        return lambda: dict(agent_of(address).status.options(timeout=timeout).call_one().get())
+        ask = getattr(agent_of(address), endpoint).options(timeout=timeout)
+        return lambda: dict(ask.call_one().get())
 
     answers = ask_all([question(process.address) for process in processes])
     for process, answer in zip(processes, answers, strict=True):

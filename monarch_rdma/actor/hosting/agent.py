@@ -33,6 +33,13 @@ class ProcAgent(Actor):
         return inspection.status()
 
     @endpoint
+    def metrics(self) -> dict[str, Any]:
+        """See actor/metrics.py."""
+        from .. import metrics
+
+        return metrics.of_process()
+
+    @endpoint
     def stacks(self) -> dict[str, Any]:
         """See inspection.py."""
         return inspection.stacks()

@@ -507,8 +507,8 @@ def this_host() -> HostMesh:
 
 def start_agent(proc: Proc, *, ends_at_shutdown: bool = False) -> None:
     """Makes this process the agent of its host."""
+    announce(proc)  # first: an option that cannot be honoured is told each time
     host = HostMesh("host", [proc.address], Extent([], []).region)
     proc.start_local(HOST, HostAgent, "host", ends_at_shutdown)
     proc.hosts = host
     introduce(proc)
-    announce(proc)

@@ -19,6 +19,7 @@ from ...rdma.secret import Secret
 from ..debugging import breakpoints
 from ..failure import SupervisionError
 from ..launch.placement import absolute
+from ..metrics import export_where_used
 from ..runtime import message
 from ..runtime.message import Frame
 from ..runtime.proc import AGENT, Proc, close_current, current_proc
@@ -68,6 +69,7 @@ def main(payload: bytes, fds: list[int]) -> int:
             text = f"bootstrap failed in process {name}: {type(error).__name__}: {error}"
             proc.post(agent, message.pack(message.SEND, arrivals, flags=message.FAILED), text.encode())
             raise
+    export_where_used()
     proc.post(agent, message.pack(message.SEND, arrivals, rank=rank), proc.address.encode())
     serve()
     return 0

@@ -43,7 +43,6 @@ __all__ = ["Birth", "Instance"]
 
 _log = logging.getLogger("monarch_rdma.actor")
 _MOST_TASKS = 1024  # messages of concurrent endpoints at work in one actor; the next one waits
-_CLEANUP_TIMEOUT = 3.0  # seconds
 
 
 @dataclass(frozen=True)
@@ -84,6 +83,7 @@ class Instance:
         self._popped: Counter[str] = Counter()  # by process, since the last credit
         self._current: Frame | None = None
         self._since = 0.0  # when it began
+        self._handled = 0
         self._tasks: dict[asyncio.Task[None], Frame] = {}
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: asyncio.Task[Any] | None = None
@@ -177,6 +177,11 @@ class Instance:
             "age": now - self._since if current is not None else None,
             "concurrent": len(self._tasks),
         }
+
+    @property
+    def num_handled(self) -> int:
+        """Messages, since its birth."""
+        return self._handled
 
     def tasks(self) -> list[tuple[asyncio.Task[Any], str | None]]:
         """Those of its event loop, each with the method of the message that it works on."""
@@ -331,7 +336,9 @@ class Instance:
             self._ended = "it was stopped"
         else:
             self._ended = f"it failed: {_one_line(error)}"
-        self._proc.bury(self._number, Tombstone(self._proc, self.name, self._ended))
+        with self._proc.counting:
+            self._proc.bury(self._number, Tombstone(self._proc, self.name, self._ended))
+            self._proc.handled_by_ended[self.class_name] += self._handled
         self._refuse_rest()
         if self._last is not None:
             self._answer(self._last, None) if error is None else self._answer_failure(self._last, error)
@@ -363,6 +370,7 @@ class Instance:
         if frame.flags & message.STOP:
             self._last = frame
             raise _Ended(None)
+        self._handled += 1
         self._popped[frame.address] += 1
         if self._popped[frame.address] >= CREDIT_BATCH:
             self._proc.credit(frame.address, self._number, self._popped.pop(frame.address))

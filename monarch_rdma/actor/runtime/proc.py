@@ -15,7 +15,7 @@ import secrets
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from functools import partial
 from queue import SimpleQueue
@@ -27,6 +27,7 @@ from ...errors import ConfigError, PeerLost, RdmaError, TransferTimeout
 from ...rdma.engine import Engine, default_engine
 from ...rdma.messages import Inbox, Incoming, Stop, send
 from ...supervision import events
+from ...supervision.tally import Tally
 from ..context import ROOT, Context, Root
 from ..encoding.codec import Outgoing, encode
 from ..failure import MeshFailure, SupervisionError, encode_failure, unhandled
@@ -95,6 +96,9 @@ class Proc:
         self._is_ending = False
         self._closing = False
         self._buried: deque[int] = deque()
+        self.calls = Tally()  # those that wait for an answer
+        self.counting = threading.Lock()  # so that the messages of an actor that ends count once
+        self.handled_by_ended: Counter[str] = Counter()  # messages, by class, of actors that have ended
         self._casts: dict[tuple[str, int], int] = {}  # see on_cast
         self._at_close: list[Callable[[], None]] = []
         root = Root(self)

@@ -75,6 +75,7 @@ class Waiting:
         self._timer: Timer | None = None
         self.accept = "pickle"  # or "safe"
         self._holders: dict[str, set[int]] = {}  # ranks whose response port is in that process
+        proc.calls.add()
         self.number = proc.register(self)
         for route in routes:
             proc.expect(self.number, route.address)
