@@ -7,7 +7,7 @@ import inspect
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from ..errors import ConfigError
@@ -141,11 +141,18 @@ def _endpoints_of(cls: Any) -> dict[str, EndpointProperty]:
 
 @dataclass(frozen=True)
 class _Options:
-    """How calls are made. `timeout`: seconds; `view`: see codec.encode; `codec`: "pickle" or "safe"."""
+    """How calls are made. `timeout`: seconds; `view`: see codec.encode; `codec`: "pickle" or "safe"; `wait_for_restart`
+    of calls to actors that are being restarted.
+    """
 
     timeout: float | None = None
     view: bool = False
     codec: str = "pickle"
+    wait_for_restart: bool = True
+
+    def deadline(self) -> float:
+        """For finding room, by time.monotonic()."""
+        return time.monotonic() + (PATIENCE if self.timeout is None else self.timeout)
 
 
 _DEFAULT = _Options()
@@ -162,19 +169,30 @@ class Endpoint(Generic[R]):
         self._name = name.encode()
         self._options = options
 
-    def options(self, *, timeout: float | None = None, view: bool = False, codec: str = "pickle") -> Endpoint[R]:
+    def options(
+        self,
+        *,
+        timeout: float | None = None,
+        view: bool = False,
+        codec: str = "pickle",
+        wait_for_restart: bool = True,
+    ) -> Endpoint[R]:
         """The same endpoint, called differently.
 
         `timeout`: seconds from the call on until it fails with `TransferTimeout`, and the handler is cancelled.
         `view`: receivers on this host see large arguments that lie in shared memory (`monarch_rdma.rdma.empty`,
         `share`) in place, read-only, without a copy; the caller must leave them as they are.
         `codec`: "pickle", or "safe" for plain values, arrays and tensors only, which never unpickles anything.
+        `wait_for_restart`: a call made while an actor's process is being restarted waits for it, in the calling thread,
+        as long as `timeout` allows (60 seconds without one); False: it fails at once with `SupervisionError`.
         Raises ConfigError.
         """
         seconds(timeout)
+        if not isinstance(wait_for_restart, bool):
+            raise ConfigError(f"wait_for_restart is {wait_for_restart!r}, but must be True or False")
         if codec not in ("pickle", "safe"):
             raise ConfigError(f"codec is {codec!r}, but must be 'pickle' or 'safe'")
-        options = replace(self._options, timeout=timeout, view=view, codec=codec)
+        options = _Options(timeout, view, codec, wait_for_restart)
         return Endpoint(self._mesh, self._property, self._name.decode(), options)
 
     def call(self, *args: Any, **kwargs: Any) -> Future[ValueMesh[R]]:
@@ -190,9 +208,10 @@ class Endpoint(Generic[R]):
         return self._call_all(args, kwargs, or_lost=True)
 
     def _call_all(self, args: tuple[Any, ...], kwargs: dict[str, Any], *, or_lost: bool = False) -> Future[Any]:
-        proc, routes = current_proc(), self._mesh._routes
+        proc, deadline = current_proc(), self._options.deadline()
+        routes = self._mesh._routes if or_lost else self._routes(deadline)
         waiting = GatherReply(proc, routes, self._what(), self._mesh._region, or_lost=or_lost)
-        self._post(proc, routes, waiting, args, kwargs)
+        self._post(proc, routes, waiting, args, kwargs, deadline)
         return waiting.future
 
     def _reduce(self, reduction: Reduction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
@@ -205,27 +224,30 @@ class Endpoint(Generic[R]):
 
     def call_one(self, *args: Any, **kwargs: Any) -> Future[R]:
         """Calls the one actor of this mesh. Raises ConfigError (a ValueError) where it has more, and as `call`."""
-        routes = self._mesh._routes
+        deadline = self._options.deadline()
+        routes = self._routes(deadline)
         if len(routes) != 1:
             raise ConfigError(f"call_one requires exactly 1 actor, but mesh has {len(routes)}")
         proc = current_proc()
         waiting = SingleReply(proc, routes[0], self._what())
-        self._post(proc, routes, waiting, args, kwargs)
+        self._post(proc, routes, waiting, args, kwargs, deadline)
         return waiting.future
 
     def choose(self, *args: Any, **kwargs: Any) -> Future[R]:
         """Calls one actor, chosen at random. Raises as `call`."""
-        proc, routes = current_proc(), self._mesh._routes
+        proc, deadline = current_proc(), self._options.deadline()
+        routes = self._routes(deadline)
         rank = random.randrange(len(routes))
         waiting = SingleReply(proc, routes[rank], self._what())
-        self._post(proc, routes[rank : rank + 1], waiting, args, kwargs, first_rank=rank)
+        self._post(proc, routes[rank : rank + 1], waiting, args, kwargs, deadline, first_rank=rank)
         return waiting.future
 
     def stream(self, *args: Any, **kwargs: Any) -> Iterator[Future[R]]:
         """Calls all actors; their results one by one, as they come. Raises as `call`."""
-        proc, routes = current_proc(), self._mesh._routes
+        proc, deadline = current_proc(), self._options.deadline()
+        routes = self._routes(deadline)
         waiting = StreamReply(proc, routes, self._what())
-        self._post(proc, routes, waiting, args, kwargs)
+        self._post(proc, routes, waiting, args, kwargs, deadline)
         return iter(waiting)
 
     def broadcast(self, *args: Any, **kwargs: Any) -> None:
@@ -233,7 +255,8 @@ class Endpoint(Generic[R]):
 
         What is on its way is lost with the process that sent it, where that is killed, or with the one that gets it.
         """
-        self._post(current_proc(), self._mesh._routes, None, args, kwargs)
+        deadline = self._options.deadline()
+        self._post(current_proc(), self._routes(deadline), None, args, kwargs, deadline)
 
     def rref(self, *args: Any, **kwargs: Any) -> Any:
         """Not offered: it belongs to Monarch's tensor engine. Raises ConfigError."""
@@ -244,16 +267,21 @@ class Endpoint(Generic[R]):
     def _send_to_port(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], port: Port[R] | None, selection: str
     ) -> None:
-        proc, routes, rank = current_proc(), self._mesh._routes, 0
+        proc, rank, deadline = current_proc(), 0, self._options.deadline()
+        routes = self._routes(deadline)
         if selection == "choose":
             rank = random.randrange(len(routes))
             routes = routes[rank : rank + 1]
         if port is not None:
             port.expect_from(proc, routes)
-        self._post(proc, routes, None, args, kwargs, first_rank=rank, reply=0 if port is None else port.number)
+        reply = 0 if port is None else port.number
+        self._post(proc, routes, None, args, kwargs, deadline, first_rank=rank, reply=reply)
 
     def __repr__(self) -> str:
         return f"<Endpoint {self._what()} of {self._mesh!r}>"
+
+    def _routes(self, deadline: float) -> list[Route]:
+        return self._mesh._routes_at(deadline) if self._options.wait_for_restart else self._mesh._routes
 
     def _what(self) -> str:
         return f"{self._mesh._name}.{self._name.decode()}"
@@ -265,6 +293,7 @@ class Endpoint(Generic[R]):
         waiting: Waiting | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
+        deadline: float,
         *,
         first_rank: int = 0,
         reply: int = 0,
@@ -279,7 +308,6 @@ class Endpoint(Generic[R]):
                 waiting.finish()
             raise
         timeout = options.timeout
-        deadline = time.monotonic() + (PATIENCE if timeout is None else timeout)
         if waiting is not None and timeout is not None:
             waiting.expire_at(deadline, timeout)
         flags = message.PORT if self._property.explicit_response_port else 0

@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ProtocolError
@@ -56,10 +56,15 @@ class MeshFailure:
     causes: tuple[MeshFailure, ...] = field(default=())
     address: str | None = None  # of the process that failed
     event: str | None = None  # the id of what the event log says of it
+    number: int | None = None  # of the actor that failed, in its process
 
     @property
     def mesh(self) -> str:
         return self.mesh_name
+
+    def in_mesh(self, name: str, rank: int) -> MeshFailure:
+        """The same failure, of a member of that mesh."""
+        return replace(self, mesh_name=name, rank=rank, address=None)
 
     def report(self) -> str:
         """Everything that is known, for people."""

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
 from ..errors import ConfigError
 from ..supervision.events import emit
+from ..supervision.policy import Backoff, Restart, Strategy
 from .actor import Actor
 from .context import context
 from .debugging.registry import announce
 from .encoding.codec import encode
 from .endpoint import Endpoint, NotAnEndpoint, endpoints_of
+from .failure import SupervisionError
 from .future import Future, done_future
 from .hosting.log_sink import post_option
 from .runtime import message
@@ -21,8 +25,11 @@ from .runtime.cast import cast
 from .runtime.instance import Birth
 from .runtime.proc import AGENT, Proc, current_proc, name_of
 from .runtime.reply import GatherReply
+from .runtime.roster import UP, KeeperId, Roster, ask_keeper, tell_keeper
 from .runtime.route import PATIENCE, Route
 from .shape import Extent, MeshTrait, Region
+from .supervising.birth_record import BirthRecord
+from .supervising.restarts import Restarts
 
 __all__ = ["ActorMesh", "HostMesh", "ProcMesh", "check_class", "this_proc"]
 
@@ -41,8 +48,13 @@ class _ProcessMesh(MeshTrait):
     def _region(self) -> Region:
         return self._shape
 
-    def _chosen(self) -> list[str]:
+    def _identities(self) -> list[str]:
+        """The addresses that the processes had when they were spawned."""
         return [self._addresses[rank] for rank in self._shape.ranks()]
+
+    def _chosen(self) -> list[str]:
+        """Where they are now, or were last."""
+        return self._identities()
 
     @property
     def name(self) -> str:
@@ -72,6 +84,7 @@ class ActorMesh(MeshTrait, Generic[T]):
         self._initialized: Future[Any] | None = None
         self._found_routes: list[Route] = []
         self._routes_of: Proc | None = None  # a fork, or a client after a close, has ways of its own
+        self._generation = -1  # of the roster that they were found in
         self._extent_bytes = message.pack_extent(procs.extent)
 
     @property
@@ -84,9 +97,12 @@ class ActorMesh(MeshTrait, Generic[T]):
         context().actor_instance.owned.forget(self)
         emit("mesh.stopped", mesh=self._name, reason=reason)
         proc = current_proc()
-        waiting = GatherReply(proc, self._routes, f"{self._name}.stop", self._region, or_lost=True)
+        if self._procs._keeper is not None:
+            tell_keeper(proc, self._procs._keeper, b"forget", (self._number,))
+        routes = self._routes
+        waiting = GatherReply(proc, routes, f"{self._name}.stop", self._region, or_lost=True)
         deadline = time.monotonic() + PATIENCE
-        cast(proc, self._routes, encode(reason), b"stop", self._extent_bytes, waiting, deadline, flags=message.STOP)
+        cast(proc, routes, encode(reason), b"stop", self._extent_bytes, waiting, deadline, flags=message.STOP)
         return waiting.future.then(lambda _: None)
 
     @property
@@ -95,11 +111,23 @@ class ActorMesh(MeshTrait, Generic[T]):
 
     @property
     def _routes(self) -> list[Route]:
-        proc = current_proc()
-        if self._routes_of is not proc:
+        """The ways to the actors where they are now; to those that are being restarted, ways on which nothing gets."""
+        return self._routes_at(0.0)
+
+    def _routes_at(self, deadline: float) -> list[Route]:
+        """The same; waits until `deadline` (of time.monotonic) for those that are being restarted."""
+        proc, roster = current_proc(), self._procs._roster
+        if self._routes_of is proc and (roster is None or roster.generation == self._generation):
+            return self._found_routes
+        if roster is None:
             self._found_routes = [proc.route(address, self._number) for address in self._procs._chosen()]
             self._routes_of = proc
-        return self._found_routes
+            return self._found_routes
+        generation = roster.generation
+        found, are_up = roster.routes(self._procs._region.ranks(), self._number, deadline)
+        if are_up:  # they stay the same until something changes
+            self._found_routes, self._routes_of, self._generation = found, proc, generation
+        return found
 
     def _with_region(self, region: Region) -> ActorMesh[T]:
         part = ActorMesh(self._class, self._name, self._number, self._procs._with_region(region))
@@ -129,10 +157,31 @@ class ActorMesh(MeshTrait, Generic[T]):
 class ProcMesh(_ProcessMesh):
     """Processes that actors can be spawned in."""
 
-    def __init__(self, name: str, addresses: Sequence[str], region: Region, hosts: HostMesh | None = None) -> None:
+    def __init__(
+        self,
+        name: str,
+        addresses: Sequence[str],
+        region: Region,
+        hosts: HostMesh | None = None,
+        keeper: KeeperId | None = None,
+    ) -> None:
+        """`keeper`: knows where they are, where they may be restarted."""
         super().__init__(name, addresses, region)
         self._hosts = hosts
+        self._keeper = keeper
         self._is_stopped = False
+
+    @property
+    def _roster(self) -> Roster | None:
+        if self._keeper is None:
+            return None
+        return current_proc().rosters.of(self._keeper, self._name, self._addresses)
+
+    def _chosen(self) -> list[str]:
+        roster = self._roster
+        if roster is None:
+            return self._identities()
+        return [roster.place(rank).address for rank in self._shape.ranks()]
 
     def spawn(self, name: str, Class: type[T], *args: Any, **kwargs: Any) -> ActorMesh[T]:
         """Makes one actor in each process, with these arguments; returns at once.
@@ -149,12 +198,18 @@ class ProcMesh(_ProcessMesh):
         instance = context().actor_instance
         emit("mesh.spawned", mesh=name, actor=f"{Class.__module__}.{Class.__qualname__}", ranks=len(self))
         birth = Birth(Class, args, kwargs, name, instance.owner_reference, repr(instance), self)
-        outgoing = encode(birth)
-        waiting = GatherReply(proc, mesh._routes, f"{name}.__init__", self._region)
+        if self._keeper is None:
+            routes, outgoing = mesh._routes, encode(birth)
+        else:
+            record = BirthRecord.of(birth, number, self._region.ranks(), mesh._extent_bytes)
+            routes, outgoing = record.adopted(proc, self._keeper), encode(replace(birth, owner=self._keeper))
+        waiting = GatherReply(proc, routes, f"{name}.__init__", self._region)
         deadline = time.monotonic() + PATIENCE
-        cast(proc, mesh._routes, outgoing, b"__init__", mesh._extent_bytes, waiting, deadline, flags=message.NEW)
+        cast(proc, routes, outgoing, b"__init__", mesh._extent_bytes, waiting, deadline, flags=message.NEW)
         mesh._initialized = waiting.future
-        instance.owned.keep(mesh, name, self._chosen(), has_actors=True)
+        if self._keeper is not None:
+            record.forget_if_stillborn(proc, self._keeper, waiting.future)
+        instance.owned.keep(mesh, name, self._identities(), has_actors=True)
         return mesh
 
     @property
@@ -173,8 +228,42 @@ class ProcMesh(_ProcessMesh):
         """Ends the processes and all actors in them, `__cleanup__` included. Those that are gone count as stopped."""
         self._is_stopped = True
         emit("mesh.stopped", mesh=self._name, reason=reason)
-        context().actor_instance.owned.forget(self, self._chosen())
-        return self.host_mesh._stop_procs(self._chosen(), reason)
+        context().actor_instance.owned.forget(self, self._identities())
+        if self._keeper is None:
+            return self.host_mesh._stop_procs(self._chosen(), reason)
+        asked = (tuple(self._region.ranks()), reason)
+        stopped = ask_keeper(current_proc(), self._keeper, b"stop", asked, f"{self._name}.stop")
+        return _plain(stopped, SupervisionError)  # where its keeper is gone, they are too
+
+    def replace(self, rank: int) -> Future[None]:
+        """Starts a process that is gone again, with all actors that were spawned in it; done when they can be called.
+
+        `rank`: in this mesh. For meshes that were spawned with `restart`, "never" included; references follow. Fails
+        with ConfigError where that process is not gone, or where there is nobody to start it, with SupervisionError
+        where it does not come up.
+        """
+        if self._keeper is None:
+            raise ConfigError(f"{self!r} cannot replace a process: it was not spawned with restart=")
+        ranks = self._region.ranks()
+        if isinstance(rank, bool) or not isinstance(rank, int) or not 0 <= rank < len(ranks):
+            raise ConfigError(f"rank is {rank!r}, but must be an integer from 0 to {len(ranks) - 1}")
+        return ask_keeper(current_proc(), self._keeper, b"replace", (ranks[rank],), f"{self._name}.replace")
+
+    def living(self) -> ProcMesh:
+        """Those that are up now, as a mesh with the one dimension `procs`: what is left of it when some are lost.
+
+        It stays as it is: processes that are lost later are lost, and those that are restarted are not in it. Raises
+        SupervisionError where none is left.
+        """
+        proc, roster = current_proc(), self._roster
+        if roster is None:
+            up = [address for address in self._chosen() if not proc.is_lost(address)]
+        else:
+            places = [roster.place(rank) for rank in self._region.ranks()]
+            up = [place.address for place in places if place.state == UP and not proc.is_lost(place.address)]
+        if not up:
+            raise SupervisionError(f"no process of {self!r} is left")
+        return ProcMesh(self._name, up, Extent(["procs"], [len(up)]).region, self._hosts)
 
     def logging_option(
         self, stream_to_client: bool = True, aggregate_window_sec: float | None = 3.0, level: int = 20
@@ -198,10 +287,10 @@ class ProcMesh(_ProcessMesh):
         return "\n".join(rows)
 
     def _with_region(self, region: Region) -> ProcMesh:
-        return ProcMesh(self._name, self._addresses, region, self._hosts)
+        return ProcMesh(self._name, self._addresses, region, self._hosts, self._keeper)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ProcMesh, (self._name, self._addresses, self._shape, self._hosts)
+        return ProcMesh, (self._name, self._addresses, self._shape, self._hosts, self._keeper)
 
     def __enter__(self) -> ProcMesh:
         return self
@@ -232,6 +321,11 @@ class HostMesh(_ProcessMesh):
         threads: int | None = None,
         gpus_per_proc: int | None = None,
         timeout: float = 300.0,
+        restart: Restart | None = None,
+        strategy: Strategy = "one_for_one",
+        max_restarts: int | None = 3,
+        within: float = 5.0,
+        backoff: Backoff | None = None,
     ) -> ProcMesh:
         """Starts processes on every host, `per_host` (such as `{"gpus": 8}`; one process by default); waits for them.
 
@@ -241,14 +335,30 @@ class HostMesh(_ProcessMesh):
         `cwd`: working directory. `threads`: of OpenMP, MKL and torch in each. `gpus_per_proc`: how many GPUs each
         process sees, counted from the first on. `timeout`: seconds for all of it.
 
+        `restart`: what becomes of a process that ends, "always", "transient" (started again unless its exit code is 0)
+        or "never" (until `replace`); docs/supervision.md tells of this and of `strategy`, `max_restarts`, `within` and
+        `backoff`, which are those of `supervision.policy.Policy`. None: it is lost for good, and its owner is told.
+
         Raises ConfigError (a wrong argument, a failing bootstrap), SupervisionError (a process ended instead of coming
         up; its last lines are in the message), TransferTimeout, ResourceExhausted.
         """
-        from .hosting.host import spawn_on_hosts
+        from .hosting.spawning import spawn_on_hosts
 
+        restarts = Restarts.checked(restart, strategy, max_restarts, within, backoff)
         announce(current_proc())
         return spawn_on_hosts(
-            self, per_host, bootstrap, name, proc_bind, bootstrap_command, env, cwd, threads, gpus_per_proc, timeout
+            self,
+            per_host,
+            bootstrap,
+            name,
+            proc_bind,
+            bootstrap_command,
+            env,
+            cwd,
+            threads,
+            gpus_per_proc,
+            timeout,
+            restarts,
         )
 
     @property
@@ -292,8 +402,16 @@ class HostMesh(_ProcessMesh):
         await self.shutdown("its async with block ended")
 
 
-def _plain(future: Future[Any]) -> Future[None]:
-    return future.then(lambda _: None)
+def _plain(future: Future[Any], *unless: type[Exception]) -> Future[None]:
+    """Its end without the value. `unless`: failures that count as success."""
+
+    def outcome() -> None:
+        with contextlib.suppress(*unless):
+            future.wait_get()
+
+    plain: Future[None] = Future.pending(future.cancel)
+    future.add_callback(lambda: plain.set_loader(outcome))
+    return plain
 
 
 def this_proc() -> ProcMesh:

@@ -12,7 +12,6 @@ import contextvars
 import dataclasses
 import itertools
 import os
-import re
 import signal
 import sys
 import threading
@@ -27,31 +26,28 @@ from ... import config
 from ...errors import ConfigError, RdmaError, TransferTimeout
 from ...supervision.events import emit
 from ..actor import Actor
-from ..context import context
 from ..debugging.process_facts import facts_of
 from ..debugging.registry import announce
 from ..endpoint import concurrent_endpoint
 from ..failure import MeshFailure, SupervisionError
 from ..future import Future
-from ..joining.controller import offer_controllers
 from ..joining.introduction import introduce
 from ..launch.launcher import ProcessSpec, Started, Template
 from ..mesh import HostMesh, ProcMesh
 from ..runtime import message
 from ..runtime.message import Frame
 from ..runtime.proc import AGENT, Proc, current_proc, name_of
-from ..shape import Extent, Point
+from ..shape import Extent
 from .log_sink import post_lines
 from .owners import Owners
-from .worker import leave, planted, seed
+from .worker import leave, planted
 
-__all__ = ["HOST", "BootstrapCommand", "HostAgent", "default_bootstrap_cmd", "spawn_on_hosts", "this_host"]
+__all__ = ["HOST", "BootstrapCommand", "HostAgent", "Order", "default_bootstrap_cmd", "start_agent", "this_host"]
 
 T = TypeVar("T")
 
 HOST = 3  # the number of the agent in its process
 _ORPHANS_TIMEOUT = 1.0  # seconds for processes whose owner is gone, before they are killed
-_names = itertools.count()
 _GRACE = 1.0  # seconds that processes have for their cleanup when this one ends; those that hang are gone within 2
 
 
@@ -381,100 +377,6 @@ def _seeded(spec: ProcessSpec, rank: int, arrivals: Arrivals) -> ProcessSpec:
     return dataclasses.replace(spec, payload=planted(spec.name, rank, arrivals.number, spec.payload))
 
 
-def spawn_on_hosts(
-    hosts: HostMesh,
-    per_host: Mapping[str, int] | None,
-    bootstrap: Callable[[], Any] | None,
-    name: str | None,
-    proc_bind: Sequence[Mapping[str, str]] | None,
-    bootstrap_command: Any,
-    env: Mapping[str, str | None] | None,
-    cwd: str | None,
-    threads: int | None,
-    gpus_per_proc: int | None,
-    timeout: float,
-) -> ProcMesh:
-    """See HostMesh.spawn_procs."""
-    per_host = dict(per_host or {})
-    if clash := per_host.keys() & hosts.extent.keys():
-        raise ConfigError(f"per_host has dimension {min(clash)!r}, which the host mesh has already")
-    inner = Extent.of(per_host)
-    extent = Extent([*hosts.extent.labels, *inner.labels], [*hosts.extent.sizes, *inner.sizes])
-    count = inner.nelements
-    if proc_bind is not None and len(proc_bind) != count:
-        raise ConfigError(f"proc_bind has {len(proc_bind)} entries, but must have one for each of {count} processes")
-    if name is not None and not (isinstance(name, str) and re.fullmatch("[!-~]{0,200}", name)):
-        raise ConfigError(f"name is {name!r:.300}, but must be up to 200 printable ASCII characters without spaces")
-    name = name or f"procs{next(_names)}"
-    owner = context().actor_instance.owner_reference
-    client = current_proc().client or current_proc().address
-    preload = (*_PRELOAD, *(_PRELOAD_WITH_TORCH if "torch" in sys.modules else ()))
-    offer_controllers(current_proc())
-    payload = seed(bootstrap)
-    futures: dict[str, Future[list[str]]] = {}  # by agent
-    for host, address in enumerate(hosts._chosen()):
-        orders = []
-        for local in range(count):
-            rank = host * count + local
-            command = _command(bootstrap_command, extent.point(rank))
-            spec = ProcessSpec(
-                name=f"{name}/{rank}",
-                payload=payload,
-                env={**command.env, **(env or {})},
-                cwd=cwd,
-                bind=dict(proc_bind[local]) if proc_bind is not None else {},
-                threads=threads,
-                visible_devices=None
-                if gpus_per_proc is None
-                else range(local * gpus_per_proc, (local + 1) * gpus_per_proc),
-            )
-            orders.append(Order(spec, command.python, preload))
-        agent = _alone(hosts, address)._agents()
-        futures[address] = agent.spawn.call_one(orders, name, host * count, owner, client, timeout)
-    spawned = _all_or_none(hosts, futures)
-    watch = current_proc().host_watch
-    for host, (agent_address, addresses) in enumerate(spawned.items()):
-        watch.add(agent_address, name, host * count, addresses, owner)
-    mesh = ProcMesh(name, list(itertools.chain(*spawned.values())), extent.region, hosts)
-    context().actor_instance.owned.keep(mesh, name, mesh._chosen(), has_actors=False)
-    return mesh
-
-
-def _all_or_none(hosts: HostMesh, futures: Mapping[str, Future[list[str]]]) -> dict[str, list[str]]:
-    """The addresses of what was spawned, by agent. Where one host fails, what the others started ends."""
-    from ..remote_error import ActorError
-
-    spawned: dict[str, list[str]] = {}
-    failure: BaseException | None = None
-    for agent, future in futures.items():
-        try:
-            spawned[agent] = future.wait_get()
-        except ActorError as error:
-            failure = failure or error.exception
-        except Exception as error:
-            failure = failure or error
-    if failure is not None:
-        why = "other hosts could not start theirs"
-        for stopped in [_alone(hosts, agent)._stop_procs(addresses, why) for agent, addresses in spawned.items()]:
-            stopped.wait(None)
-        raise failure
-    return spawned
-
-
-def _alone(hosts: HostMesh, agent: str) -> HostMesh:
-    """The one host of that agent."""
-    return HostMesh(hosts._name, [agent], Extent([], []).region)
-
-
-def _command(given: Any, point: Point) -> BootstrapCommand:
-    command = given(point) if callable(given) else given
-    if command is None:
-        return default_bootstrap_cmd()
-    if not isinstance(command, BootstrapCommand):
-        raise ConfigError(f"bootstrap_command is {command!r}, but must be a BootstrapCommand, or a function giving one")
-    return command
-
-
 def _how(returncode: int | None) -> str:
     if returncode is not None and returncode < 0:
         try:
@@ -489,9 +391,6 @@ def _last_lines(started: Started) -> str:
     return "; it printed last:\n" + "\n".join(f"    {line}" for line in lines) if lines else ""
 
 
-# What every process needs sooner or later, imported once for all of them.
-_PRELOAD = ("monarch_rdma.actor.encoding.pickling",)
-_PRELOAD_WITH_TORCH = ("torch", "monarch_rdma.actor.encoding.tensors")
 _starting = threading.Lock()
 
 

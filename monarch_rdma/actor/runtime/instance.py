@@ -356,7 +356,7 @@ class Instance:
         report = _report(error)
         cause = error.event if isinstance(error, SupervisionError) else None
         event = emit("actor.failed", cause=cause, mesh=self.name, rank=rank, message=report)
-        return MeshFailure(self.name, "actor", report, rank, causes=causes, event=event)
+        return MeshFailure(self.name, "actor", report, rank, causes=causes, event=event, number=self._number)
 
     # --- one message
 

@@ -39,6 +39,7 @@ from .errands import Errands
 from .fetcher import Fetcher
 from .message import Frame
 from .owned import Owned
+from .roster import Rosters
 from .route import Route, Routes
 from .timers import Timers
 from .transmission import Transmission
@@ -85,7 +86,9 @@ class Proc:
         self._expecting: dict[str, set[int]] = {}  # by process: numbers that wait for something of it
         self._watched: set[str] = set()
         self._lost: dict[str, SupervisionError] = {}
+        self._superseded: dict[str, None] = {}  # old incarnations
         self._routes = Routes(self)
+        self.rosters = Rosters(self)
         self._inbox = Inbox(engine)
         self._wake = Stop()
         self._helping = threading.Lock()
@@ -211,12 +214,28 @@ class Proc:
         if receiver is not None:
             receiver.on_lost(address, self._lost[address])
 
-    def _on_lost(self, address: str, sentence: str) -> None:
+    def supersede(self, address: str) -> None:
+        """Another incarnation has taken its place: nothing that it sends is heard any more, and nobody waits for it."""
+        while len(self._superseded) >= _MOST_LOST:
+            del self._superseded[next(iter(self._superseded))]
+        self._superseded[address] = None
+        if address not in self._lost:
+            self._remember_lost(address, "another incarnation has taken its place")
+        self._end_waits(address)
+
+    def _remember_lost(self, address: str, why: str) -> None:
         while len(self._lost) >= _MOST_LOST:
-            del self._lost[next(iter(self._lost))]
-        event = events.emit("peer.lost", peer=name_of(address), address=address, message=sentence)
-        self._lost[address] = SupervisionError(f"process {name_of(address)} is lost: {sentence}", event=event)
+            self._lost.pop(next(iter(self._lost)), None)
+        event = events.emit("peer.lost", peer=name_of(address), address=address, message=why)
+        self._lost[address] = SupervisionError(f"process {name_of(address)} is lost: {why}", event=event)
+
+    def _on_lost(self, address: str, sentence: str) -> None:
+        self._remember_lost(address, sentence)
+        self._end_waits(address)
+
+    def _end_waits(self, address: str) -> None:
         self._watched.discard(address)
+        self.rosters.on_process_lost(address)  # first: who calls again because a call failed finds it restarting
         for number in list(self._expecting.pop(address, ())):
             self._tell_lost(number, address)
         self._routes.on_lost(address, self._lost[address])
@@ -279,8 +298,11 @@ class Proc:
             try:
                 if kind:
                     self._on_lost(sender, bytes(data).decode("utf-8", "replace"))
+                    continue
+                frame = message.unpack(memoryview(data), sender)
+                if sender in self._superseded:
+                    self.refuse(frame, f"process {name_of(sender)} is an old incarnation: another one took its place")
                 else:
-                    frame = message.unpack(memoryview(data), sender)
                     self.on_frame(frame)
             except Exception as error:  # one bad frame of a member must not end the others' messages
                 _log.exception("a frame from %s could not be handled", sender)
@@ -340,6 +362,7 @@ class Proc:
     def is_back(self, address: str) -> None:
         """A process that was cut off has come again."""
         self._lost.pop(address, None)
+        self._routes.on_back(address)
 
     def _on_credit(self, frame: Frame) -> None:
         route = self._routes.known(frame.address, frame.target)

@@ -59,6 +59,8 @@ class Route:
         """Takes a place in the mailbox, waiting for one. ResourceExhausted at `deadline` (of time.monotonic), or
         SupervisionError where the process is lost.
         """
+        if self.error is not None:
+            raise self.error
         if self.after is not None:
             self._await_cast(deadline)
         if not takes_place:
@@ -144,6 +146,11 @@ class Routes:
         for (where, _), route in list(self._all.items()):
             if where == address:
                 route.on_lost(error)
+
+    def on_back(self, address: str) -> None:
+        for (where, _), route in list(self._all.items()):
+            if where == address:
+                route.error = None
 
     def _make(self, key: tuple[str, int]) -> Route:
         with self._lock:

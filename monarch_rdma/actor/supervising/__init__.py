@@ -1,0 +1,1 @@
+"""Processes that are started again when they end: who decides, who carries it out."""
