@@ -40,13 +40,15 @@ from ..runtime.proc import AGENT, Proc, current_proc, name_of
 from ..shape import Extent
 from .log_sink import post_lines
 from .owners import Owners
+from .pulse import Pulse
 from .worker import leave, planted
 
-__all__ = ["HOST", "BootstrapCommand", "HostAgent", "Order", "default_bootstrap_cmd", "start_agent", "this_host"]
+__all__ = ["HOST", "STOPPED", "BootstrapCommand", "HostAgent", "Order", "default_bootstrap_cmd", "start_agent", "this_host"]
 
 T = TypeVar("T")
 
 HOST = 3  # the number of the agent in its process
+STOPPED = "stopped"  # the kind of a failure that is none: for who would start the process again
 _ORPHANS_TIMEOUT = 1.0  # seconds for processes whose owner is gone, before they are killed
 _GRACE = 1.0  # seconds that processes have for their cleanup when this one ends; those that hang are gone within 2
 
@@ -76,6 +78,7 @@ class Order:
     spec: ProcessSpec
     python: str | None
     preload: tuple[str, ...]
+    is_supervised: bool = False  # its owner starts it again, unless it is told that this was not wanted
 
 
 class Arrivals:
@@ -127,6 +130,7 @@ class _Child:
     mesh: str
     owner: tuple[str, int]
     client: str
+    is_supervised: bool
     is_wanted: bool = True
 
     def emit(self, kind: str, address: str, **fields: Any) -> str:
@@ -150,6 +154,7 @@ class HostAgent(Actor):
         self._lock = threading.Lock()
         self._proc.at_close(self.close)
         self._owners = Owners(self._proc, self._release)
+        self._pulse = Pulse(self._proc)
 
     @concurrent_endpoint
     async def join(self, client: str) -> None:
@@ -203,10 +208,13 @@ class HostAgent(Actor):
                 self._spawning[client] -= 1
         with self._lock:
             for rank, (address, process) in enumerate(zip(addresses, started, strict=True)):
-                child = self._children[address] = _Child(process, first_rank + rank, mesh, owner, client)
+                child = self._children[address] = _Child(
+                    process, first_rank + rank, mesh, owner, client, orders[rank].is_supervised
+                )
                 child.emit("process.started", address)
         self._owners.watch(owner[0])  # lost meanwhile: it is told again
         for address, process in zip(addresses, started, strict=True):
+            self._pulse.watch(address, process)
             process.on_exit(partial(self._on_exit, address))
         return addresses
 
@@ -216,11 +224,11 @@ class HostAgent(Actor):
 
     @concurrent_endpoint
     async def stop_all(self, reason: str) -> None:
-        await _aside(self._stop, list(self._children), reason)
+        await _aside(self._stop_all, reason)
 
     @concurrent_endpoint
     async def shutdown(self, reason: str) -> None:
-        await _aside(self._stop, list(self._children), reason)
+        await _aside(self._stop_all, reason)
         await _aside(self.close)
         if self._ends_at_shutdown:
             leave(reason)
@@ -289,6 +297,14 @@ class HostAgent(Actor):
         for template in templates:
             template.close(_GRACE)
 
+    def _stop_all(self, reason: str) -> None:
+        """Those who would start them again are told."""
+        with self._lock:
+            supervised = [(address, child) for address, child in self._children.items() if child.is_supervised]
+        for address, child in supervised:
+            self._proc.tell_owner(child.owner, MeshFailure(child.mesh, STOPPED, reason, child.rank, address=address))
+        self._stop(list(self._children), reason)
+
     def _stop(self, addresses: Sequence[str], reason: str, timeout: float | None = None) -> None:
         with self._lock:
             children = {address: self._children.pop(address) for address in addresses if address in self._children}
@@ -328,16 +344,18 @@ class HostAgent(Actor):
     def _on_exit(self, address: str, process: Started) -> None:
         with self._lock:
             child = self._children.pop(address, None)
+        verdict = self._pulse.verdict(process)
         if child is None:
             return
         if not child.is_wanted:
             child.emit("process.stopped", address, returncode=process.returncode, reason="its host's agent ends")
             return
         self._unwatch_idle_owners({child.owner[0]})
-        message = f"process {process.name} (pid {process.pid}) ended: {_how(process.returncode)}"
+        message = f"process {process.name} (pid {process.pid}) ended: {verdict or _how(process.returncode)}"
         lines = tuple(line for lines in process.tail(10).values() for line in lines)
         event = child.emit("process.failed", address, returncode=process.returncode, message=message, lines=lines)
         failure = MeshFailure(
+        verdict = self._pulse.verdict(process)
             child.mesh, "process", message, child.rank, process.returncode, lines, address=address, event=event
         )
         self._proc.tell_owner(child.owner, failure)

@@ -140,7 +140,7 @@ def spawn_on_hosts(
             if gpus_per_proc is None
             else range(local * gpus_per_proc, (local + 1) * gpus_per_proc),
         )
-        orders.append(Order(spec, command.python, preload))
+        orders.append(Order(spec, command.python, preload, restarts is not None))
     spawning = Spawning(name, hosts, tuple(orders), proc.client or proc.address, timeout)
     owner = context().actor_instance.owner_reference
     if restarts is None:

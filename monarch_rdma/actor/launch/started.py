@@ -11,7 +11,17 @@ from collections.abc import Callable
 
 from .logs import LineSplitter
 
-__all__ = ["STREAMS", "OutputPipe", "Started", "guarded", "how_it_ended", "parent_of", "status_of_zombie"]
+__all__ = [
+    "STREAMS",
+    "OutputPipe",
+    "Started",
+    "dumps_core",
+    "guarded",
+    "how_it_ended",
+    "is_stopped",
+    "parent_of",
+    "status_of_zombie",
+]
 
 _log = logging.getLogger(__name__)
 
@@ -117,6 +127,20 @@ def status_of_zombie(pid: int) -> int | None:
     """The wait status of an ended process that nobody has waited for; None if somebody has."""
     fields = _proc_stat(pid)
     return int(fields[49]) if fields and fields[0] == "Z" else None  # exit_code, field 52
+
+
+def is_stopped(pid: int) -> bool:
+    """By SIGSTOP and the like, or by a debugger."""
+    return _proc_stat(pid)[:1] in (["T"], ["t"])
+
+
+def dumps_core(pid: int) -> bool:
+    """Whether the kernel is writing its memory to a file, after a crash."""
+    try:
+        with open(f"/proc/{pid}/status") as status:
+            return "CoreDumping:\t1\n" in status.read()
+    except OSError:
+        return False
 
 
 def parent_of(pid: int) -> int | None:

@@ -7,6 +7,7 @@ import time
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
+from ...errors import TransferTimeout
 from ..encoding.codec import encode
 from ..encoding.pickling import in_one_stream
 from ..remote_error import ActorError
@@ -45,9 +46,13 @@ class BirthRecord:
 
     def adopted(self, proc: Proc, keeper: KeeperId) -> list[Route]:
         """Has the keeper make it again in processes that are restarted from now on. The ways to its actors as they
-        are now. Raises SupervisionError where the processes have ended for good.
+        are now. Waits for processes that are being restarted. Raises SupervisionError where all have ended for good,
+        TransferTimeout where they do not come back.
         """
         adopted = ask_keeper(proc, keeper, b"adopt", (self,), f"{self.name}.__init__")
+        if not adopted.wait(PATIENCE):
+            adopted.cancel()
+            raise TransferTimeout(f"{self.name} was not spawned: its processes do not come back within {PATIENCE:g} s")
         return [proc.route(address, self.number) for address in adopted.wait_get()]
 
     def forget_if_stillborn(self, proc: Proc, keeper: KeeperId, initialized: Future[Any]) -> None:

@@ -141,6 +141,8 @@ class Driver:
             self._queue.put(partial(self._on_failure, frame))
         elif frame.kind == message.CALL:
             self._queue.put(partial(self._on_request, frame))
+        elif frame.kind == message.CANCEL:
+            self._queue.put(partial(self._on_cancel, frame))
 
     def on_lost(self, address: str, error: SupervisionError) -> None:
         if address == self._proc.address:
@@ -439,7 +441,16 @@ class Driver:
 
     def _can_be_reached(self, ranks: tuple[int, ...]) -> bool:
         """Or never will be."""
-        return all(self._lives[rank].can_be_reached or self._place(rank).state == GONE for rank in ranks)
+        lives = [self._lives[rank] for rank in ranks if self._place(rank).state != GONE]
+        return all(life.can_be_reached and not self._proc.is_lost(life.address) for life in lives)
+
+    def _on_cancel(self, cancel: Frame) -> None:
+        """Whoever asked does not wait any more."""
+        self._requests = [
+            request
+            for request in self._requests
+            if (request.frame.address, request.frame.reply) != (cancel.address, cancel.reply)
+        ]
 
     def _on_forget_asked(self, frame: Frame, number: int) -> None:
         """That mesh of actors was stopped."""
