@@ -16,11 +16,11 @@ from monarch_rdma.errors import ConfigError
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def output_of(program: Path) -> str:
+def output_of(program: Path, errors: str = "") -> str:
     done = subprocess.run(
         [sys.executable, str(program)], capture_output=True, text=True, timeout=100, check=False, cwd=program.parent
     )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert done.returncode == 0 and re.fullmatch(errors, done.stderr), done.stderr
     return done.stdout
 
 
@@ -66,12 +66,16 @@ def promised_by(program: str) -> list[str]:
     return re.findall(r"^ *print\(.*\) +# (.*)$", program, re.MULTILINE)
 
 
-def test_the_document_of_actors_prints_what_it_says(tmp_path: Path) -> None:
-    program = tmp_path / "actors.py"
-    program.write_text("\n".join(blocks_of("docs/actors.md", "python")))
-    lines = iter(output_of(program).splitlines())
+@pytest.mark.parametrize(
+    ("page", "least", "errors"), [("actors", 20, ""), ("supervision", 8, r"(.*; restart \d of it.*\n)+")]
+)
+def test_a_document_prints_what_it_says(tmp_path: Path, page: str, least: int, errors: str) -> None:
+    program = tmp_path / f"{page}.py"
+    blocks = [block for block in blocks_of(f"docs/{page}.md", "python") if not block.startswith(">>>")]
+    program.write_text("\n".join(blocks))
+    lines = iter(output_of(program, errors).splitlines())
     promised = promised_by(program.read_text())
-    assert len(promised) > 20
+    assert len(promised) >= least
     assert [text for text in promised if text not in lines] == []  # `in` goes on behind the line it has found
 
 

@@ -43,7 +43,16 @@ from .owners import Owners
 from .pulse import Pulse
 from .worker import leave, planted
 
-__all__ = ["HOST", "STOPPED", "BootstrapCommand", "HostAgent", "Order", "default_bootstrap_cmd", "start_agent", "this_host"]
+__all__ = [
+    "HOST",
+    "STOPPED",
+    "BootstrapCommand",
+    "HostAgent",
+    "Order",
+    "default_bootstrap_cmd",
+    "start_agent",
+    "this_host",
+]
 
 T = TypeVar("T")
 
@@ -355,7 +364,6 @@ class HostAgent(Actor):
         lines = tuple(line for lines in process.tail(10).values() for line in lines)
         event = child.emit("process.failed", address, returncode=process.returncode, message=message, lines=lines)
         failure = MeshFailure(
-        verdict = self._pulse.verdict(process)
             child.mesh, "process", message, child.rank, process.returncode, lines, address=address, event=event
         )
         self._proc.tell_owner(child.owner, failure)

@@ -19,6 +19,7 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, RdmaError, TransferTimeout
+from ...supervision.events import emit
 from ...supervision.policy import (
     Add,
     Decision,
@@ -43,6 +44,7 @@ from ...supervision.policy import (
 from ..encoding.codec import encode
 from ..failure import MeshFailure, SupervisionError, encode_failure
 from ..future import Future
+from ..hosting.host import STOPPED
 from ..remote_error import ActorError
 from ..runtime import message
 from ..runtime.instance import Tombstone
@@ -67,6 +69,7 @@ class _Life:
     incarnation: Incarnation
     address: str = ""
     births: Sequence[Future[Any]] = ()
+    cause: str | None = None  # the event that led to it
     stop_reason: str | None = None  # it shall end as soon as it can be told
     is_up: bool = False
     is_ending: bool = False
@@ -114,6 +117,8 @@ class Driver:
         self._changed: dict[int, Place] = {}  # to be told
         self._failures: list[MeshFailure] = []
         self._armed: float | None = None
+        self._cause: str | None = None  # the event that led to what is decided now
+        self._causes: dict[int, str] = {}  # by rank: the event that led to its restart
         self._queue: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self.number = proc.register(self)
         self.keeper = KeeperId(proc.address, self.number)
@@ -154,6 +159,7 @@ class Driver:
 
     def _run(self) -> None:
         while (action := self._queue.get()) is not None:
+            self._cause = None
             try:
                 action()
                 self._settle()
@@ -204,9 +210,21 @@ class Driver:
                     f" in {delay:.3g} s" if delay else "",
                     f", together with {len(children) - 1} others" if len(children) > 1 else "",
                 )
+                self._cause = emit(
+                    "restart.decided",
+                    cause=self._cause,
+                    mesh=self._name,
+                    rank=failure.child,
+                    ranks=list(children),
+                    attempt=attempt,
+                    delay=delay,
+                    message=failure.reason,
+                )
                 for rank in children:
+                    self._causes[_number(rank)] = self._cause
                     self._change(rank, RESTARTING, f"it is being restarted: {failure.reason}")
             case Forget(rank, reason):
+                emit("member.gone", cause=self._cause, mesh=self._name, rank=rank, message=reason)
                 self._change(rank, GONE, reason)
             case Escalate():
                 self._escalate(decision)
@@ -217,6 +235,7 @@ class Driver:
 
     def _start(self, incarnation: Incarnation) -> None:
         life = self._lives[_rank(incarnation)] = _Life(incarnation)
+        life.cause = self._causes.get(life.rank)
         try:
             future = self._spawning.start(life.rank, self.keeper)
         except (SupervisionError, RdmaError) as error:
@@ -230,7 +249,13 @@ class Driver:
 
     def _on_not_spawned(self, life: _Life, error: BaseException) -> None:
         life.is_over = True
+        self._on_start_failed(life, str(error))
         self._handle(StartFailed(life.incarnation, str(error)))
+
+    def _on_start_failed(self, life: _Life, why: str) -> None:
+        self._cause = life.cause = emit(
+            "restart.failed", cause=life.cause, mesh=self._name, rank=life.rank, message=why
+        )
 
     def _on_spawned(self, life: _Life, future: Future[list[str]]) -> None:
         try:
@@ -274,6 +299,14 @@ class Driver:
         self._changed[life.rank] = Place(
             life.rank, before.change + 1, UP, before.incarnation + 1, life.address, before.why
         )
+        emit(
+            "restart.done",
+            cause=life.cause,
+            mesh=self._name,
+            rank=life.rank,
+            incarnation=before.incarnation + 1,
+            address=life.address,
+        )
         self._handle(Started(life.incarnation))
 
     def _on_start_timeout(self, life: _Life) -> None:
@@ -281,6 +314,7 @@ class Driver:
             self._fail_start(life, f"it was not ready within {self._spawning.timeout:g} s")
 
     def _fail_start(self, life: _Life, why: str) -> None:
+        self._on_start_failed(life, why)
         self._end_life(life, why, StartFailed(life.incarnation, why))
 
     def _stop(self, life: _Life, reason: str) -> None:
@@ -304,6 +338,7 @@ class Driver:
     def _on_ended(self, life: _Life, event: Event) -> None:
         self._by_address.pop(life.address, None)
         life.is_over = True
+        self._cause = life.cause
         if self._lives.get(life.rank) is life:
             self._handle(event)
 
@@ -313,7 +348,7 @@ class Driver:
         failure: MeshFailure = frame.load()
         if failure.kind == "actor":
             self._on_actor_failure(failure)
-        elif failure.kind == "stopped":
+        elif failure.kind == STOPPED:
             life = self._by_address.get(failure.address or "")
             if life is not None:
                 self._handle(Remove(life.rank, failure.message))
@@ -341,6 +376,7 @@ class Driver:
         self._proc.host_watch.discard([failure.address])
         self._failures.append(failure)
         del self._failures[:-_MOST_FAILURES]
+        self._cause = failure.event
         self._handle(Ended(life.incarnation, failure.exit_code == 0, failure.message))
         if self._place(life.rank).state == UP:  # nobody restarts it
             self._change(life.rank, GONE, failure.message)
@@ -363,10 +399,9 @@ class Driver:
             causes.append(
                 known[-1] if known else MeshFailure(self._name, "process", failed.reason, _number(failed.child))
             )
-        last = causes[-1]
-        failure = MeshFailure(
-            self._name, "process", f"it is given up: {decision.reason}", last.rank, last.exit_code, causes=tuple(causes)
-        )
+        last, why = causes[-1], f"it is given up: {decision.reason}"
+        event = emit("restart.escalated", cause=self._cause, mesh=self._name, rank=last.rank, message=decision.reason)
+        failure = MeshFailure(self._name, "process", why, last.rank, last.exit_code, causes=tuple(causes), event=event)
         self._end(failure.message)
         self._proc.tell_owner(self._owner, failure)
 
@@ -389,7 +424,7 @@ class Driver:
 
     def _change(self, rank: Any, state: str, why: str) -> None:
         before = self._place(rank)
-        if before.state != state:
+        if (before.state, before.why) != (state, why):
             self._changed[rank] = before._replace(change=before.change + 1, state=state, why=why)
 
     def _publish(self, *, is_last: bool = False, why: str = "") -> None:
