@@ -98,7 +98,8 @@ class Roster:
         self._await_settled(ranks, deadline)
         with self._changed:
             places = [self._places[rank] for rank in ranks]
-        return [self._route(place, number) for place in places], all(place.state == UP for place in places)
+            are_up = self._is_settled(ranks) and all(place.state == UP for place in places)
+        return [self._route(place, number) for place in places], are_up
 
     def _route(self, place: Place, number: int) -> Route:
         if place.state == UP:
