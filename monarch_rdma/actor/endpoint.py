@@ -216,10 +216,11 @@ class Endpoint(Generic[R]):
 
     def _reduce(self, reduction: Reduction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Future[Any]:
         """The results, combined; on the way too, unless nothing may be unpickled there."""
-        proc, routes = current_proc(), self._mesh._routes
+        proc, deadline = current_proc(), self._options.deadline()
+        routes = self._routes(deadline)
         packed = reduction.dumps() if self._options.codec == "pickle" else b""
         waiting = ReduceReply(proc, routes, self._what(), reduction, packed)
-        self._post(proc, routes, waiting, args, kwargs)
+        self._post(proc, routes, waiting, args, kwargs, deadline)
         return waiting.future
 
     def call_one(self, *args: Any, **kwargs: Any) -> Future[R]:
