@@ -77,8 +77,10 @@ typedef struct {
   uint32_t ip_family;          /* 0 = either, 4, 6 */
   const char* lanes;           /* comma list of allowed lanes, best first: "shm,verbs,tcp" */
   uint32_t same_host_unix;     /* 1: Unix socket control stream to peers on this host; 0: always TCP with TLS */
+  const char* unix_socket_dir; /* where that socket has a file too, for other network namespaces; "" = nowhere */
   uint32_t shm_mapped;         /* 1: map the peer's shared memory */
   uint32_t shm_process_vm;     /* 1: process_vm_readv/writev for memory that is not shared */
+  const char* allow_ptrace;    /* who may read our memory where Yama asks: "no", "job" (peers on this host), "any" */
   uint32_t bulk_tls;           /* 1: TLS on tcp lane data sockets too */
   uint32_t tcp_sockets;        /* data sockets per peer for large transfers */
   uint32_t copy_threads;       /* threads for large same-host copies; 0 = chosen from the cores */

@@ -108,8 +108,24 @@ OPTIONS: dict[str, Option] = {
         Option("ip_family", int, 0, "4 or 6 to use only that family of addresses; 0 = either.", choices=(0, 4, 6)),
         Option("lanes", str, "shm,verbs,tcp", "Comma list of the lanes that may be used, best first."),
         Option("same_host_unix", bool, True, "Reach peers on this host through a Unix socket; else TCP with TLS."),
+        Option(
+            "unix_socket_dir",
+            str,
+            "",
+            "Directory (mode 0700) where that socket has a file, for processes in other network namespaces (as in "
+            'containers) that have it too; "" = a private one in runtime_dir, "none" = nowhere.',
+        ),
         Option("shm_mapped", bool, True, "Map the shared memory of peers on this host."),
         Option("shm_process_vm", bool, True, "Use process_vm_readv/writev for memory of this host that is not shared."),
+        Option(
+            "allow_ptrace",
+            str,
+            "no",
+            'Who may read this process\'s memory where kernel.yama.ptrace_scope is 1: "no" one but what is above it; '
+            '"job": peers on this host, once proven, and what runs below where they meet in the process tree; "any" '
+            "process of this user.",
+            choices=("no", "job", "any"),
+        ),
         Option("bulk_tls", bool, False, "Encrypt and authenticate the bytes of tensors on the tcp lane too."),
         Option("tcp_sockets", int, 4, "Data sockets per peer for large transfers.", minimum=1, maximum=64),
         Option("copy_threads", int, 0, "Threads for large copies on one host; 0 = chosen from the cores.", maximum=256),

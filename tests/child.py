@@ -14,7 +14,7 @@ import subprocess
 import sys
 import textwrap
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -32,11 +32,12 @@ class ChildError(Exception):
 class Child:
     """Code runs in one namespace, with `engine`, `RDMABuffer` and the names given to `run`; its prints go to stderr."""
 
-    def __init__(self, secret: Secret, **options: Any) -> None:
+    def __init__(self, secret: Secret, *, inside: Sequence[str] = (), **options: Any) -> None:
+        """`inside`: a command that runs another one somewhere else, such as `unshare --net`, word by word."""
         fd = secret.to_fd()
         try:
             self.process = subprocess.Popen(
-                [sys.executable, __file__, str(fd), str(os.getpid())],
+                [*inside, sys.executable, __file__, str(fd), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[fd],
@@ -119,7 +120,7 @@ def _packed(value: Any) -> bytes:
 def _main() -> None:
     secret_fd, parent = int(sys.argv[1]), int(sys.argv[2])
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:
+    if os.getppid() not in (parent, 0):  # 0: in a pid namespace of its own
         return
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)

@@ -191,6 +191,25 @@ def test_ptrace_scope(scope: str | None, ok: bool, tmp_path: Path) -> None:
     assert (check.fix == "") is (scope is None)
 
 
+@pytest.mark.parametrize("allowed", ["no", "job", "any"])
+def test_ptrace_scope_1_names_the_option_that_helps(allowed: str, tmp_path: Path) -> None:
+    config.configure(allow_ptrace=allowed)
+    check = named(kernel.checks(host(tmp_path, proc__sys__kernel__yama__ptrace_scope="1\n")), "ptrace scope")
+    assert check.ok is (allowed != "no")
+    assert "allow_ptrace" in check.why and "MONARCH_RDMA_ALLOW_PTRACE=job" in check.fix
+
+
+def test_the_socket_directory(tmp_path: Path) -> None:
+    config.configure(unix_socket_dir=tmp_path / "not yet")
+    assert named(kernel.checks(), "socket directory").ok
+    config.configure(unix_socket_dir="none")
+    assert "over tcp alone" in named(kernel.checks(), "socket directory").why
+    tmp_path.chmod(0o755)
+    config.configure(unix_socket_dir=tmp_path)
+    check = named(kernel.checks(), "socket directory")
+    assert not check.ok and "mode 0700" in check.why and "MONARCH_RDMA_UNIX_SOCKET_DIR" in check.fix
+
+
 @pytest.mark.parametrize(
     ("text", "ok"),
     [

@@ -1,5 +1,6 @@
 #include "stream.h"
 
+#include <fcntl.h>
 #include <ifaddrs.h>
 #include <limits.h>
 #include <net/if.h>
@@ -270,38 +271,57 @@ Fd tcp_connect_start(const HostPort& to, int ip_family) {
 
 namespace {
 
-Address abstract_address(const std::string& name) {
-  Address out;
-  auto& unix_address = reinterpret_cast<sockaddr_un&>(out.storage);
-  if (name.empty() || name.size() >= sizeof unix_address.sun_path)
-    throw Error(MR_CONFIG, "the Unix socket name '" + name + "' has " + std::to_string(name.size()) +
-                               " bytes, it can have 1 to " + std::to_string(sizeof unix_address.sun_path - 1));
-  unix_address.sun_family = AF_UNIX;
-  std::memcpy(unix_address.sun_path + 1, name.data(), name.size());  // a zero byte first: no file
-  out.length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + name.size());
-  return out;
-}
+struct UnixAddress : Address {
+  explicit UnixAddress(const std::string& name) {
+    auto& address = reinterpret_cast<sockaddr_un&>(storage);
+    const bool is_path = !name.empty() && name.front() == '/';
+    const std::string text = is_path && name.size() >= sizeof address.sun_path ? short_path(name) : name;
+    if (text.empty() || text.size() >= sizeof address.sun_path)
+      throw Error(MR_CONFIG, "the Unix socket name '" + name + "' has " + std::to_string(name.size()) +
+                                 " bytes, it can have 1 to " + std::to_string(sizeof address.sun_path - 1));
+    address.sun_family = AF_UNIX;
+    // An abstract name has a zero byte first, a path one after it.
+    std::memcpy(address.sun_path + (is_path ? 0 : 1), text.data(), text.size());
+    length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + 1 + text.size());
+  }
+
+  // The same file by way of its open directory.
+  std::string short_path(const std::string& path) {
+    const size_t slash = path.rfind('/');
+    directory = Fd(::open(path.substr(0, slash).c_str(), O_PATH | O_DIRECTORY | O_CLOEXEC));
+    return directory.valid() ? "/proc/self/fd/" + std::to_string(directory.get()) + path.substr(slash) : path;
+  }
+
+  Fd directory;
+};
 
 }  // namespace
 
-Fd unix_listen(const std::string& abstract_name) {
-  const Address address = abstract_address(abstract_name);
+Fd unix_listen(const std::string& name) {
+  const UnixAddress address(name);
   Fd fd = make_socket(AF_UNIX);
   if (::bind(fd.get(), address.get(), address.length) != 0 || ::listen(fd.get(), SOMAXCONN) != 0)
-    throw Error(MR_RESOURCE_EXHAUSTED, "can't listen on the Unix socket '" + abstract_name + "'", errno);
+    throw Error(MR_RESOURCE_EXHAUSTED, "can't listen on the Unix socket '" + name + "'", errno);
   return fd;
 }
 
-Fd unix_connect_start(const std::string& abstract_name) {
-  const Address address = abstract_address(abstract_name);
+Fd unix_connect_start(const std::string& name) {
+  const UnixAddress address(name);
   Fd fd = make_socket(AF_UNIX);
   int result;
   do result = ::connect(fd.get(), address.get(), address.length);
   while (result != 0 && errno == EINTR);
   if (result != 0)
     throw Error(errno == EAGAIN ? MR_RESOURCE_EXHAUSTED : MR_PEER_LOST,
-                "can't connect to the Unix socket '" + abstract_name + "'", errno);
+                "can't connect to the Unix socket '" + name + "'", errno);
   return fd;
+}
+
+bool unix_socket_lives(const std::string& path) {
+  const UnixAddress address(path);
+  const Fd probe(::socket(AF_UNIX, SOCK_DGRAM | SOCK_CLOEXEC, 0));
+  // A stream socket that lives is of the wrong type for this one (EPROTOTYPE), and is left in peace.
+  return !probe.valid() || ::connect(probe.get(), address.get(), address.length) == 0 || errno != ECONNREFUSED;
 }
 
 int socket_error(int fd) {

@@ -59,9 +59,12 @@ struct HostPort {
 // is 0).
 Fd tcp_listen(const HostPort& at, uint16_t port_max, int ip_family, HostPort* bound);
 Fd tcp_connect_start(const HostPort& to, int ip_family);  // numeric. Connecting: wait for EPOLLOUT, then socket_error
-Fd unix_listen(const std::string& abstract_name);
+// Unix sockets: a name that begins with / is a file's, any other one an abstract name.
+Fd unix_listen(const std::string& name);
 // MR_RESOURCE_EXHAUSTED with EAGAIN: the listener's queue is full, try later. No event will tell.
-Fd unix_connect_start(const std::string& abstract_name);
+Fd unix_connect_start(const std::string& name);
+// Whether a process has the socket whose file this is. It does not notice.
+bool unix_socket_lives(const std::string& path);
 int socket_error(int fd);  // 0, or the errno that connecting ended with
 // No delay, keepalive; unacknowledged for `user_timeout` seconds ends the connection (<= 0: the kernel's minutes).
 void tune_tcp(int fd, double user_timeout);

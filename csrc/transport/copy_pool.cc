@@ -9,6 +9,8 @@
 #include <deque>
 #include <system_error>
 
+#include "../base/per_process.h"
+
 namespace mr {
 namespace {
 
@@ -184,21 +186,13 @@ CopyPool::~CopyPool() {
 
 std::shared_ptr<CopyPool> CopyPool::of_process() {
   struct Current {
-    int pid;
     std::mutex lock;
     std::weak_ptr<CopyPool> pool;
   };
-  // Never freed: found by pid, because a lock that was held during a fork stays locked in the child.
-  static std::atomic<Current*> current{nullptr};
-  Current* mine = current.load();
-  if (mine == nullptr || mine->pid != this_pid()) {
-    auto fresh = std::make_unique<Current>();
-    fresh->pid = this_pid();
-    if (current.compare_exchange_strong(mine, fresh.get())) mine = fresh.release();
-  }
-  std::lock_guard guard(mine->lock);
-  auto pool = mine->pool.lock();
-  if (!pool) mine->pool = pool = std::make_shared<CopyPool>();
+  auto& current = of_this_process<Current>();
+  std::lock_guard guard(current.lock);
+  auto pool = current.pool.lock();
+  if (!pool) current.pool = pool = std::make_shared<CopyPool>();
   return pool;
 }
 

@@ -1,17 +1,23 @@
 #include "dialer.h"
 
+#include "socket_file.h"
+
 namespace mr {
 
 Dialer::Dialer(Loop& loop, const Options& options, const PeerInfo& self, Address to, Done done)
     : loop_(loop), options_(options), self_(self), to_(std::move(to)), done_(std::move(done)) {
   const bool same_host = !to_.boot_id.empty() && to_.boot_id == self_.boot_id;
-  if (same_host && options_.raw.same_host_unix && !to_.unix_name.empty())
-    ways_.push_back({true, {}, "unix:" + to_.unix_name});
+  if (same_host && options_.raw.same_host_unix && !to_.unix_name.empty()) {
+    ways_.push_back({to_.unix_name, {}});
+    // Abstract names end where the network namespace does.
+    if (const std::string path = socket_file_path(options_.unix_socket_dir, to_.unix_name); !path.empty())
+      ways_.push_back({path, {}});
+  }
   if (to_.tcp.port == 0) return;
   // The advertised address may not be routed on its own host; another network namespace may not share our loopback.
   const HostPort loopback{to_.tcp.host.find(':') == std::string::npos ? "127.0.0.1" : "::1", to_.tcp.port};
-  if (same_host && loopback.host != to_.tcp.host) ways_.push_back({false, loopback, "tcp:" + loopback.text()});
-  ways_.push_back({false, to_.tcp, "tcp:" + to_.tcp.text()});
+  if (same_host && loopback.host != to_.tcp.host) ways_.push_back({"", loopback});
+  ways_.push_back({"", to_.tcp});
 }
 
 void Dialer::start_on_loop() {
@@ -31,7 +37,7 @@ void Dialer::next_on_loop() {
   while (way_ < ways_.size()) {
     const Way& way = ways_[way_];
     try {
-      connecting_ = way.over_unix ? unix_connect_start(to_.unix_name) : tcp_connect_start(way.tcp, 0);
+      connecting_ = way.unix_name.empty() ? tcp_connect_start(way.tcp, 0) : unix_connect_start(way.unix_name);
       loop_.watch_on_loop(connecting_.get(), EPOLLOUT, this);
     } catch (const Error& error) {
       connecting_.reset();
@@ -58,7 +64,7 @@ void Dialer::failed_on_loop(const Status& status) {
   if (worst_.ok() || telling || (worst_.kind == MR_PEER_LOST && status.kind != MR_PEER_LOST)) {
     worst_ = status;
     if (worst_.ok()) worst_ = fail(MR_PEER_LOST, "the connection was closed during the hello");
-    if (way_ < ways_.size()) worst_.text += " (" + ways_[way_].text + ")";
+    if (way_ < ways_.size()) worst_.text += " (" + ways_[way_].text() + ")";
   }
   ++way_;
   next_on_loop();
@@ -79,7 +85,7 @@ void Dialer::on_event(uint32_t) {
 void Dialer::begin_stream_on_loop() {
   loop_.unwatch_on_loop(connecting_.get());
   loop_.cancel_on_loop(deadline_);
-  const bool over_unix = ways_[way_].over_unix;
+  const bool over_unix = !ways_[way_].unix_name.empty();
   if (!over_unix) tune_tcp(connecting_.get(), options_.raw.heartbeat_timeout);
   Stream stream = over_unix ? Stream(std::move(connecting_)) : Stream(std::move(connecting_), false, options_.secret);
   stream_ = std::make_shared<ControlStream>(loop_, options_, self_, std::move(stream), true, this);

@@ -21,9 +21,9 @@ class Dialer : public Loop::Watcher, public ControlStream::Handler, public std::
 
  private:
   struct Way {
-    bool over_unix;
+    std::string unix_name;  // "": over TCP
     HostPort tcp;
-    std::string text;
+    std::string text() const { return unix_name.empty() ? "tcp:" + tcp.text() : "unix:" + unix_name; }
   };
 
   void next_on_loop();

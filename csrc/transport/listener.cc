@@ -2,8 +2,6 @@
 
 #include <sys/socket.h>
 
-#include <cstdio>
-
 namespace mr {
 namespace {
 
@@ -11,13 +9,6 @@ constexpr size_t kMaxGreeting = 256;
 constexpr int kAcceptsPerEvent = 64;
 constexpr double kPauseWithoutDescriptors = 0.1, kPauseWhenFull = 0.05;
 constexpr double kPatience = 1.0;  // a greeting younger than this is not put out for a newcomer
-
-std::string random_unix_name() {
-  char name[64];
-  std::snprintf(name, sizeof name, "monarch_rdma/%016lx%016lx", static_cast<unsigned long>(random_u64()),
-                static_cast<unsigned long>(random_u64()));
-  return name;
-}
 
 }  // namespace
 
@@ -49,9 +40,15 @@ Listener::Listener(Loop& loop, const Options& options, const PeerInfo& self)
   if (options.allows("tcp")) listen_tcp(data_at_, true);
   if (raw.same_host_unix != 0) {
     unix_name_ = random_unix_name();
-    auto door = std::make_unique<Door>(*this, unix_listen(unix_name_));
-    door->is_unix = true;
-    doors_.push_back(std::move(door));
+    const auto listen_unix = [&](Fd socket) {
+      doors_.push_back(std::make_unique<Door>(*this, std::move(socket)));
+      doors_.back()->is_unix = true;
+    };
+    listen_unix(unix_listen(unix_name_));
+    if (!options.unix_socket_dir.empty()) {
+      socket_file_ = std::make_unique<SocketFile>(options.unix_socket_dir, unix_name_);
+      listen_unix(socket_file_->take_socket());
+    }
   }
 }
 
@@ -117,6 +114,7 @@ void Listener::on_up(ControlStream& stream) {
 void Listener::on_closed(ControlStream& stream, const Status&) { greeting_.erase(&stream); }
 
 void Listener::close_on_loop() {
+  socket_file_.reset();
   for (auto& door : doors_) {
     if (!door->fd.valid()) continue;
     loop_.unwatch_on_loop(door->fd.get());

@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "control.h"
+#include "socket_file.h"
 
 namespace mr {
 
@@ -48,6 +49,7 @@ class Listener : public ControlStream::Handler {
   std::vector<std::unique_ptr<Door>> doors_;
   std::unordered_map<ControlStream*, Greeting> greeting_;
   std::string unix_name_;
+  std::unique_ptr<SocketFile> socket_file_;
   HostPort control_at_, data_at_;
 };
 

@@ -65,6 +65,7 @@ Node::Node(Options options, std::vector<LaneType> lanes)
   self_.max_frame = options_.raw.max_frame_bytes;
   self_.pid = pid_;
   listener_ = std::make_unique<Listener>(*loop_, options_, self_);
+  if (options_.allow_ptrace == "any") may_trace_ = std::make_unique<MayTrace>(-1);
   HostPort control = listener_->control_at(), data = listener_->data_at();
   control.host = first_reachable_address(control.host);
   data.host = first_reachable_address(data.host);
@@ -118,6 +119,7 @@ void Node::close() {
   for (const auto& region : ended) regions_.release(region);
   loop_->barrier();
   loop_->stop();
+  may_trace_.reset();
   sessions_.clear();
   lanes_.clear();  // and what the links of a lane share: its threads end
   regions_.close();

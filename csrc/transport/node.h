@@ -82,6 +82,7 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
   std::shared_ptr<Loop> loop_;
   std::vector<LaneType> lanes_;
   std::unique_ptr<Listener> listener_;
+  std::unique_ptr<MayTrace> may_trace_;  // any process
   std::atomic<bool> closed_{false};
   std::atomic<uint64_t> ops_in_flight_{0};
 

@@ -61,7 +61,8 @@ mr_options Options::defaults() {
   mr_options raw{};
   raw.name = "";
   raw.listen_host = "127.0.0.1";
-  raw.advertise_host = "";
+  raw.advertise_host = raw.unix_socket_dir = "";
+  raw.allow_ptrace = "no";
   raw.lanes = "shm,verbs,tcp";
   raw.same_host_unix = raw.shm_mapped = raw.shm_process_vm = 1;
   raw.tcp_sockets = 4;
@@ -101,6 +102,12 @@ Options Options::from(const mr_options& raw) {
   out.listen_host = text(raw.listen_host);
   demand(!out.listen_host.empty(), "listen_host", "\"\"", "must be an address or an interface");
   out.advertise_host = text(raw.advertise_host);
+  out.unix_socket_dir = text(raw.unix_socket_dir);
+  demand(out.unix_socket_dir.empty() || out.unix_socket_dir.front() == '/', "unix_socket_dir", out.unix_socket_dir,
+         "must be an absolute path");
+  out.allow_ptrace = text(raw.allow_ptrace);
+  demand(out.allow_ptrace == "no" || out.allow_ptrace == "job" || out.allow_ptrace == "any", "allow_ptrace",
+         out.allow_ptrace, "must be no, job or any");
   if (raw.secret != nullptr) out.secret = Secret({raw.secret, raw.secret_len});
   out.lanes = split_list(text(raw.lanes));
   demand(!out.lanes.empty(), "lanes", text(raw.lanes), "must name at least one of shm, verbs, tcp");
@@ -130,7 +137,7 @@ Options Options::from(const mr_options& raw) {
   demand_positive(raw.drop_timeout, "drop_timeout");
   if (raw.protocol_version == 0) out.raw.protocol_version = mr_protocol_version();
   out.raw.name = out.raw.listen_host = out.raw.advertise_host = out.raw.lanes = nullptr;
-  out.raw.verbs_devices = nullptr;
+  out.raw.unix_socket_dir = out.raw.allow_ptrace = out.raw.verbs_devices = nullptr;
   out.raw.secret = nullptr;
   return out;
 }

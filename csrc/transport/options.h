@@ -14,7 +14,7 @@ struct Options {
   static mr_options defaults();
 
   mr_options raw{};  // numbers only; use the fields below for strings
-  std::string name, listen_host, advertise_host, verbs_devices;
+  std::string name, listen_host, advertise_host, unix_socket_dir, allow_ptrace, verbs_devices;
   std::vector<std::string> lanes;  // best first
   Secret secret = Secret::random();
 

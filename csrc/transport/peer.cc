@@ -351,6 +351,8 @@ void Peer::open_window_on_loop() {
 void Peer::watch_process_on_loop() {
   if (Fd pidfd = open_pidfd(info_.pid); pidfd.valid())
     process_ = std::make_unique<ProcessWatch>(*this, std::move(pidfd));
+  // Before the links are made: then it tries.
+  if (info_.pid > 0 && options().allow_ptrace == "job") may_trace_ = std::make_unique<MayTrace>(info_.pid);
 }
 
 void Peer::on_closed(ControlStream& stream, const Status& status) {
@@ -374,6 +376,7 @@ void Peer::lost_on_loop(const Status& why) {
     loop().post([dialer] {});  // it may be on this stack
   }
   process_.reset();
+  may_trace_.reset();
   for (const auto& stream : std::exchange(streams_, {})) {
     home_.session_on_loop(stream->session_id(), self, false);
     stream->close_on_loop(why, true);

@@ -15,6 +15,7 @@
 #include "dialer.h"
 #include "inbox.h"
 #include "lane.h"
+#include "ptrace.h"
 
 namespace mr {
 
@@ -159,6 +160,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   bool beating_ = false, probing_ = false;
   class ProcessWatch;
   std::unique_ptr<ProcessWatch> process_;
+  std::unique_ptr<MayTrace> may_trace_;
 
   std::mutex links_lock_;
   std::shared_ptr<const Links> links_ = std::make_shared<const Links>();

@@ -80,8 +80,8 @@ Status ProcessMemory::failure(int error) const {
       return fail(MR_PEER_LOST, process() + " is not the one that granted the region any more");
     case EPERM:
       return Status{kUnavailable, EPERM,
-                    "process_vm_readv is refused (EPERM: kernel.yama.ptrace_scope, another user, or "
-                    "a container's seccomp filter; see `monarch-rdma doctor`)"};
+                    "process_vm_readv is refused (EPERM: kernel.yama.ptrace_scope and the owner's option allow_ptrace, "
+                    "another user, or a container's seccomp filter; see `monarch-rdma doctor`)"};
     case ENOSYS:
       return Status{kUnavailable, ENOSYS, "process_vm_readv is not in this kernel, or a seccomp filter hides it"};
     case ENOMEM:

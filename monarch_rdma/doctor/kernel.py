@@ -7,11 +7,13 @@ import contextlib
 import os
 import re
 import resource
+import stat
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from .. import config
 from . import isolated
 from .check import Check
 from .isolated import Failed
@@ -61,6 +63,7 @@ def checks(root: Path = Path("/")) -> list[Check]:
         _version(),
         _process_vm(root),
         _ptrace_scope(root),
+        _socket_directory(),
         _memfd(),
         _shared_huge_pages(root),
         _reserved_huge_pages(root),
@@ -128,7 +131,35 @@ def _ptrace_scope(root: Path) -> Check:
         return Check("same host", "ptrace scope", True, "no Yama: processes of one user may read each other")
     meaning = {"0": "processes of one user may read each other", "1": "only parents may read their children"}
     why = f"{scope}: {meaning.get(scope, 'only with CAP_SYS_PTRACE, or not at all')}"
-    return Check("same host", "ptrace scope", scope == "0", why, "sysctl -w kernel.yama.ptrace_scope=0")
+    fix = "sysctl -w kernel.yama.ptrace_scope=0"
+    allowed = str(config.get("allow_ptrace"))
+    if scope == "1":
+        why += "; option allow_ptrace "
+        why += f"is {allowed!r}" if allowed != "no" else "= job lets peers read ordinary memory too, without tcp"
+        fix = f"export {config.OPTIONS['allow_ptrace'].env}=job (docs/security.md: what it opens); or {fix}"
+    return Check("same host", "ptrace scope", scope == "0" or (scope == "1" and allowed != "no"), why, fix)
+
+
+def _socket_directory() -> Check:
+    """Where engines of different network namespaces meet."""
+    name, option = "socket directory", config.OPTIONS["unix_socket_dir"]
+    setting = str(config.get(option.name))
+    if setting == "none":
+        return Check("same host", name, True, "none (option unix_socket_dir): containers meet over tcp alone")
+    path = Path(setting or os.path.join(config.runtime_directory(), f"monarch_rdma-{os.geteuid()}"))
+    try:
+        facts = path.lstat()
+        private = stat.S_ISDIR(facts.st_mode) and facts.st_uid == os.geteuid() and not facts.st_mode & 0o077
+        problem = "" if private else "is not a directory of this user, of mode 0700"
+    except FileNotFoundError:
+        problem = "" if os.access(path.parent, os.W_OK) else "cannot be made"
+    except OSError as error:
+        problem = str(error.strerror)
+    if problem:
+        fix = f"export {option.env}=DIRECTORY, or none"
+        return Check("same host", name, False, f"{path} {problem}: containers meet over tcp alone", fix)
+    why = f"{path}: where containers share it (and this user), they reach each other's memory over shm"
+    return Check("same host", name, True, why)
 
 
 def _memfd() -> Check:

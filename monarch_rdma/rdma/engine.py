@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .. import config
 from .._engine import ffi, lib
 from ..errors import ConfigError, class_of_kind
+from .private_files import socket_directory
 from .secret import Secret, configured_secret
 
 if TYPE_CHECKING:
@@ -88,7 +89,7 @@ class Engine:
         raw = ffi.new("mr_options *")
         lib.mr_options_default(raw)
         kept = []  # cffi does not keep what a field points to
-        for name, value in settings.items():
+        for name, value in {**settings, "unix_socket_dir": socket_directory(str(settings["unix_socket_dir"]))}.items():
             if isinstance(value, str):
                 kept.append(value := ffi.new("char[]", value.encode()))
             setattr(raw, name, value)

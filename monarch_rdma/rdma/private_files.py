@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator
 from .. import config
 from ..errors import ConfigError
 
-__all__ = ["PrivateFile", "living", "private_directory"]
+__all__ = ["PrivateFile", "living", "private_directory", "socket_directory"]
 
 
 class PrivateFile:
@@ -61,6 +61,26 @@ def private_directory() -> str:
     facts = os.lstat(path)
     if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
         raise ConfigError(f"{path!r} is not a directory of ours with mode 0700; remove it, or set runtime_dir")
+    return path
+
+
+def socket_directory(setting: str) -> str:
+    """What option unix_socket_dir means: the directory, made if need be, or "" for none.
+
+    Raises ConfigError where a directory that was asked for cannot be made. The private one is no must.
+    """
+    if setting == "none":
+        return ""
+    if not setting:
+        try:
+            return private_directory()
+        except ConfigError:
+            return ""
+    path = os.path.abspath(setting)
+    try:
+        os.makedirs(path, 0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"option unix_socket_dir is {setting!r}, which cannot be made: {error.strerror}") from error
     return path
 
 
