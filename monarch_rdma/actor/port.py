@@ -10,9 +10,11 @@ from collections.abc import Generator, Sequence
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeVar
 
 from ..errors import ConfigError
+from .encoding.content import note_passenger
 from .failure import SupervisionError, encode_failure
 from .future import Future
 from .runtime import message
+from .runtime.holders import PortKey, arrived_now, holder_in, release
 from .runtime.message import Frame
 from .runtime.read_ahead import ReadAhead
 from .runtime.reply import deliver
@@ -22,19 +24,9 @@ if TYPE_CHECKING:
     from .runtime.proc import Proc
     from .runtime.route import Route
 
-__all__ = ["Channel", "Port", "PortReceiver", "RankedPortReceiver", "note_holders"]
+__all__ = ["Channel", "Port", "PortReceiver", "RankedPortReceiver"]
 
 R = TypeVar("R")
-
-
-class _Pickled(threading.local):
-    """Ports that were pickled by this thread and whose new holders are not noted yet."""
-
-    def __init__(self) -> None:
-        self.ports: list[Port[Any]] = []
-
-
-_pickled = _Pickled()
 
 
 class Port(Generic[R]):
@@ -110,15 +102,21 @@ class Port(Generic[R]):
             if self._route is not None:
                 self._route[1].give_back()
             raise
-        note_holders(proc, [self._address])
         if taken is not None:
             taken.wait(None)
 
     def _start(self, proc: Proc, outgoing: Any, flags: int) -> Future[None] | None:
         return proc.start_send(self._address, self._number, self._rank, outgoing, flags)
 
+    @property
+    def key(self) -> PortKey:
+        return PortKey(self._address, self._number, self._rank, False)
+
+    def given(self) -> None:
+        """It may be used here all the same."""
+
     def __reduce__(self) -> tuple[Any, ...]:
-        _pickled.ports.append(self)
+        note_passenger(self)
         return _unpickle_port, (self._address, self._number, self._rank, self._is_once)
 
     def __repr__(self) -> str:
@@ -130,39 +128,53 @@ def _unpickle_port(address: str, number: int, rank: int, is_once: bool) -> Port[
 
 
 class ResponsePort(Port[R]):
-    """Of a call whose endpoint answers through its port. Let go of unused, it tells the caller, who would wait."""
+    """Of a call whose endpoint answers through its port. When nobody has it any more, in whatever process, and it was
+    not used, the caller is told, who would wait.
+    """
 
-    __slots__ = ("_proc",)
+    __slots__ = ("_is_first", "_is_given", "_proc")
 
-    def __init__(self, proc: Proc, frame: Frame) -> None:
-        super().__init__(frame.address, frame.reply, rank=frame.rank, is_once=True)
+    def __init__(self, proc: Proc | None, address: str, number: int, rank: int, *, is_first: bool) -> None:
+        """`is_first`: made for the call; else it came in a message. Without `proc` it came another way."""
+        super().__init__(address, number, rank=rank, is_once=True)
         self._proc = proc
+        self._is_first = is_first
+        self._is_given = False
+
+    def _send(self, outgoing: Any, flags: int) -> None:
+        if self._is_given:
+            raise ConfigError("this response port was sent to somebody else, who answers")
+        super()._send(outgoing, flags)
 
     def _start(self, proc: Proc, outgoing: Any, flags: int) -> Future[None] | None:
         """A caller that is lost is no concern of the actor that answers."""
         return proc.start_reply(self._address, self._number, self._rank, outgoing, flags)
 
+    @property
+    def key(self) -> PortKey:
+        return PortKey(self._address, self._number, self._rank, True)
+
+    def given(self) -> None:
+        self._is_given = True
+
     def __reduce__(self) -> tuple[Any, ...]:
-        self._is_used = True  # by somebody else
-        _pickled.ports.append(self)
-        return _unpickle_port, (self._address, self._number, self._rank, True)
+        if not note_passenger(self):
+            self._is_given, self._proc = True, None  # to nobody knows whom
+        return _unpickle_response_port, self.key[:3]
 
     def __del__(self) -> None:
-        if not self._is_used and self._number:
-            error = SupervisionError("the endpoint let go of its response port without an answer")
-            self._proc.answer_later(self._address, self._number, self._rank, error)
+        proc = self._proc
+        if proc is None or self._is_used or not self._number:
+            return
+        if self._is_given or not self._is_first:
+            return release(proc, self.key)
+        error = SupervisionError("the endpoint let go of its response port without an answer")
+        proc.answer_later(self._address, self._number, self._rank, error)
 
 
-def note_holders(proc: Proc, holders: Sequence[str]) -> None:
-    """Tells the owners of ports that were in the message just sent who has them now: a holder may die."""
-    if not _pickled.ports:
-        return
-    ports, _pickled.ports = _pickled.ports, []
-    for port in ports:
-        for holder in holders:
-            if holder != port._address:
-                head = message.pack(message.HOLD, port._number, rank=port._rank)
-                proc.post_quietly(port._address, head, holder.encode())
+def _unpickle_response_port(address: str, number: int, rank: int) -> ResponsePort[Any]:
+    proc = arrived_now(PortKey(address, number, rank, True))
+    return ResponsePort(proc, address, number, rank, is_first=False)
 
 
 class _Item(NamedTuple):
@@ -335,7 +347,7 @@ class _Queue:
 
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == message.HOLD:
-            self.expect(bytes(frame.body).decode())
+            self.expect(holder_in(frame))
         elif frame.kind == message.SEND:
             part: Future[Any] = Future.pending()
             deliver(self._proc, frame, part, fetch=self._ahead.admit)

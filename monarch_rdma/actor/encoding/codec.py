@@ -37,10 +37,12 @@ class Outgoing:
     place. Letting go of it releases them.
     """
 
-    __slots__ = ("_held", "body", "num_large")
+    __slots__ = ("_held", "body", "num_large", "passengers")
 
-    def __init__(self, body: bytes, held: Sequence[RDMABuffer] = ()) -> None:
+    def __init__(self, body: bytes, held: Sequence[RDMABuffer] = (), passengers: Sequence[Any] = ()) -> None:
+        """`passengers`: what is in it whose owner wants to know its way; see content.note_passenger."""
         self.body = body
+        self.passengers = passengers
         self.num_large = len(held)
         self._held = held
 
@@ -194,8 +196,8 @@ def encode_call(
 
 def _outgoing(tag: int, prefix: bytes, content: Content, view: bool, engine: Engine | None) -> Outgoing:
     if not content.slots and len(content.stream) <= MAX_PAYLOAD:
-        return Outgoing(prefix + content.stream if prefix else content.stream)
-    return Outgoing(*write_frame(tag, content, _inline_bytes(), view, engine))
+        return Outgoing(prefix + content.stream if prefix else content.stream, passengers=content.passengers)
+    return Outgoing(*write_frame(tag, content, _inline_bytes(), view, engine), content.passengers)
 
 
 def _is_plain(value: Any, depth: int) -> bool:

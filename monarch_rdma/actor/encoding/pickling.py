@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from .content import Content
+from .content import Content, passengers_noted
 
 if TYPE_CHECKING:
     from .tensors import TensorSet
@@ -34,13 +34,14 @@ def pickled(value: Any, in_band: int) -> Content:
     Raises what pickling raises: TypeError or PicklingError for what cannot be pickled.
     """
     out, outside = io.BytesIO(), _Outside(in_band)
-    _Pickler(out, outside).dump(value)
+    with passengers_noted() as passengers:
+        _Pickler(out, outside).dump(value)
     buffers = outside.buffers
     rows: list[list[Any]] = []
     if outside.tensors is not None:
         found, rows = outside.tensors.plan(len(buffers))
         buffers += found
-    return Content(out.getvalue(), buffers, rows, outside.slots)
+    return Content(out.getvalue(), buffers, rows, outside.slots, passengers)
 
 
 def in_one_stream(value: Any) -> bytes:

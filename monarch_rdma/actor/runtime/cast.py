@@ -12,8 +12,7 @@ from ... import config
 from ...errors import ResourceExhausted
 from ..failure import SupervisionError
 from ..future import Future
-from ..port import note_holders
-from . import message, tree
+from . import holders, message, tree
 from .transmission import Transmission
 from .tree import Cast
 
@@ -52,6 +51,9 @@ def cast(
         reply = waiting.number
     if outgoing.num_large:
         flags |= message.LARGE
+    if outgoing.passengers:
+        flags |= message.PORTS
+        outgoing.body = holders.pack(outgoing.passengers) + outgoing.body
     call = Cast(proc.address, 0, 0, flags, routes[0].number, reply, method, extent)
     receivers = [_Receiver(rank, route) for rank, route in enumerate(routes, first_rank)]
     patience = None if waiting is None or waiting.timeout is None else deadline
@@ -66,9 +68,10 @@ def cast(
         if waiting is not None:
             waiting.finish()
         raise
-    note_holders(proc, [route.address for route in routes])
-    if lost is not None and waiting is None:
-        raise lost
+    if outgoing.passengers:
+        holders.give(proc, outgoing.passengers, [route.address for rank, route in receivers if rank not in lost])
+    if lost and waiting is None:
+        raise lost[max(lost)]
 
 
 def _directly(
@@ -79,13 +82,13 @@ def _directly(
     deadline: float,
     patience: float | None,
     call: Cast,
-) -> SupervisionError | None:
-    """The last one that is lost."""
+) -> dict[int, SupervisionError]:
+    """Those that are lost, by rank."""
     transmission = None
     if outgoing.num_large:
         transmission = Transmission(proc, outgoing, [receiver.route.address for receiver in receivers])
     origin = 0 if transmission is None else transmission.number
-    lost = None
+    lost: dict[int, SupervisionError] = {}
     unsent = list(receivers[::-1])
     try:
         for rank, route in receivers:
@@ -110,7 +113,7 @@ def _directly(
                         route.give_back()
                     raise
             except SupervisionError as error:
-                lost = _fail(rank, error, waiting)
+                lost[rank] = _fail(rank, error, waiting)
                 if transmission is not None:
                     transmission.drop(route.address, 1)
             unsent.pop()
@@ -132,9 +135,9 @@ def _over_tree(
     deadline: float,
     patience: float | None,
     call: Cast,
-) -> SupervisionError | None:
-    """The last one that is lost."""
-    lost = None
+) -> dict[int, SupervisionError]:
+    """Those that are lost, by rank."""
+    lost: dict[int, SupervisionError] = {}
     entered: list[_Receiver] = []
     members: list[tree.Member] = []
     alone: list[tree.Member] = []
@@ -143,7 +146,7 @@ def _over_tree(
             receiver.route.enter(deadline, takes_place=not call.flags & _UNCOUNTED)
             entered.append(receiver)
         except SupervisionError as error:
-            lost = _fail(receiver.rank, error, waiting)
+            lost[receiver.rank] = _fail(receiver.rank, error, waiting)
     if not entered:
         return lost
     # A method that answers through a port may let others answer, from anywhere.

@@ -287,6 +287,7 @@ class Instance:
                 frame = self._mailbox.next()
                 if self._is_work(frame):
                     self._run(frame)
+                del frame  # nothing of it is kept while the next one is waited for
         except _Ended as ended:
             why = ended.error
         try:
@@ -303,6 +304,7 @@ class Instance:
                 frame = await self._mailbox.next_async()
                 if self._is_work(frame):
                     await self._run_or_start(frame)
+                del frame
         except _Ended as ended:
             why = ended.error
         await self._cancel_tasks()
@@ -376,6 +378,7 @@ class Instance:
             self._proc.credit(frame.address, self._number, self._popped.pop(frame.address))
         if frame.is_cancelled:
             self._proc.leave_uncollected(frame)
+            self._mailbox.at_hand = None
         return not frame.is_cancelled
 
     def _run(self, frame: Frame) -> None:
@@ -450,7 +453,8 @@ class Instance:
         frame.accept = self._accept
         args, kwargs = frame.load()
         if frame.flags & message.PORT:
-            return method(self._actor, ResponsePort(self._proc, frame), *args, **kwargs)
+            port: ResponsePort[Any] = ResponsePort(self._proc, frame.address, frame.reply, frame.rank, is_first=True)
+            return method(self._actor, port, *args, **kwargs)
         return method(self._actor, *args, **kwargs)
 
     def _supervise(self, failures: list[MeshFailure]) -> Coroutine[Any, Any, None] | None:

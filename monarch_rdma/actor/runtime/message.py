@@ -18,6 +18,7 @@ from ..shape import Extent, Point
 
 if TYPE_CHECKING:
     from .collect import Collector
+    from .holders import Travelling
 
 __all__ = [
     "CALL",
@@ -32,6 +33,7 @@ __all__ = [
     "MANY",
     "NEW",
     "PORT",
+    "PORTS",
     "SAFE",
     "SEND",
     "STOP",
@@ -45,7 +47,7 @@ SEND = 2  # a value for a port
 CANCEL = 3  # the call from this sender with this `reply` number is not wanted any more
 CREDIT = 4  # `reply` messages of ours to actor `target` were taken from its mailbox
 TAKEN = 5  # the large buffers of transmission `target` have been read
-HOLD = 6  # the process `body` holds port `target` now
+HOLD = 6  # the process `body` holds port `target` now; with FAILED: the sender does not any more
 CAST = 8  # a call that goes over a tree; see tree.py
 DELIVERED = 9  # everyone below the sender has the cast of the branches `target`
 FAILURE = 7  # a MeshFailure, for the actor `target` that owns what failed
@@ -58,6 +60,7 @@ NEW = 8  # CALL: the first one; makes the actor
 MANY = 64  # SEND: answers of many actors together; see collect.py
 SAFE = 32  # CALL: the answer must not be a pickle
 PORT = 16  # CALL: the method answers through its first argument, a port
+PORTS = 128  # CALL, SEND: ports stand before the body; see holders.py
 
 _HEADER = struct.Struct("<BBHHxxIQQQ")  # kind, flags, length of method and of extent, rank, target, reply, origin
 
@@ -99,6 +102,7 @@ class Frame:
     fetched: Future[None] | None = None  # of a LARGE frame: when its buffers are here
     is_taken: bool = False  # ... and whether its sender was told
     held: int = 0  # bytes of these that count in its mailbox's budget
+    ports: Travelling | None = None  # in the body
     _incoming: Incoming | None = None
 
     @property
@@ -121,7 +125,11 @@ class Frame:
         """
         if self.accept == "safe" and is_pickled(self.body):
             raise ProtocolError(f"a pickle came from {self.address}, but only codec='safe' is accepted here")
-        return self.incoming.load()
+        if self.ports is None:
+            return self.incoming.load()
+        ports, self.ports = self.ports, None
+        with ports:
+            return self.incoming.load()
 
 
 def unpack(data: memoryview, address: str) -> Frame:

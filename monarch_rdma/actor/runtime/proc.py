@@ -34,7 +34,7 @@ from ..failure import MeshFailure, SupervisionError, encode_failure, unhandled
 from ..future import Future
 from ..hosting.host_watch import HostWatch
 from ..hosting.log_sink import LOGS, LogSink
-from . import message
+from . import holders, message
 from .errands import Errands
 from .fetcher import Fetcher
 from .message import Frame
@@ -211,8 +211,12 @@ class Proc:
 
     def _tell_lost(self, number: int, address: str) -> None:
         receiver = self.receivers.get(number)
-        if receiver is not None:
+        if receiver is None:
+            return
+        try:
             receiver.on_lost(address, self._lost[address])
+        except Exception:  # the others have to know too
+            _log.exception("the loss of %s could not be dealt with", address)
 
     def supersede(self, address: str) -> None:
         """Another incarnation has taken its place: nothing that it sends is heard any more, and nobody waits for it."""
@@ -311,6 +315,8 @@ class Proc:
                     self.errands.run(sender, partial(self.refuse, frame, why))
 
     def on_frame(self, frame: Frame) -> None:
+        if frame.flags & message.PORTS and frame.ports is None:
+            frame.ports, frame.body = holders.split(self, frame.body)
         if frame.kind == message.CAST:
             return on_cast(self, frame, self._casts)
         if frame.kind == message.CREDIT:  # for our way to an actor elsewhere; one of ours may have the same number
@@ -390,7 +396,7 @@ class Proc:
         """Answers a call, once; small values together with those of others where they are collected. As start_reply."""
         if call.is_answered:
             return None
-        if call.collector is None or flags or outgoing.num_large:
+        if call.collector is None or flags or outgoing.num_large or outgoing.passengers:
             taken = self.start_reply(call.address, call.reply, call.rank, outgoing, flags)
             self.leave_uncollected(call)
         else:
@@ -433,13 +439,19 @@ class Proc:
         transmission = Transmission(self, outgoing, [address]) if outgoing.num_large else None
         origin = 0 if transmission is None else transmission.number
         flags |= message.LARGE if origin else 0
+        body = outgoing.body
+        if outgoing.passengers:
+            flags |= message.PORTS
+            body = holders.pack(outgoing.passengers) + body
         head = message.pack(message.SEND, number, flags=flags, rank=rank, origin=origin)
         try:
-            self.post(address, head, outgoing.body, _REPLY_TIMEOUT)
+            self.post(address, head, body, _REPLY_TIMEOUT)
         except BaseException:
             if transmission is not None:
                 transmission.drop(address, 1)
             raise
+        if outgoing.passengers:
+            holders.give(self, outgoing.passengers, [address])
         return None if transmission is None else transmission.taken
 
     def tell_owner(self, owner: tuple[str, int], failure: MeshFailure) -> None:

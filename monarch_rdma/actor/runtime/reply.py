@@ -15,6 +15,7 @@ from ..shape import Region
 from ..value_mesh import ValueMesh
 from . import message
 from .collect import pieces_of
+from .holders import Holders, holder_in
 from .message import Frame
 from .reduce import Reduction
 from .timers import Timer
@@ -74,7 +75,7 @@ class Waiting:
         self.timeout: float | None = None
         self._timer: Timer | None = None
         self.accept = "pickle"  # or "safe"
-        self._holders: dict[str, set[int]] = {}  # ranks whose response port is in that process
+        self._holders = Holders()  # of response ports that were sent on
         proc.calls.add()
         self.number = proc.register(self)
         for route in routes:
@@ -91,16 +92,21 @@ class Waiting:
         raise NotImplementedError
 
     def _on_held(self, frame: Frame) -> None:
-        """An endpoint gave its response port to another process, which may be lost before it answers."""
-        holder = bytes(frame.body).decode()
-        self._holders.setdefault(holder, set()).add(frame.rank if frame.rank < len(self.routes) else 0)
-        self.proc.expect(self.number, holder)
+        """An endpoint gave its response port to another process, which may be lost before it answers; or one that had
+        it let go of it.
+        """
+        rank = frame.rank if frame.rank < len(self.routes) else 0
+        if not frame.flags & message.FAILED:
+            self.proc.expect(self.number, holder_in(frame))
+        if self._holders.on_frame(rank, self.routes[rank].address, frame):
+            why = "whoever had its response port let go of it without an answer"
+            self.on_failed(rank, SupervisionError(f"{self.what}: {why}", self.what))
 
     def on_lost(self, address: str, error: SupervisionError) -> None:
         error = self._named(error)
         is_ours = address == self.proc.address
         ranks = [rank for rank, route in enumerate(self.routes) if is_ours or route.address == address]
-        for rank in (*ranks, *self._holders.pop(address, ())):
+        for rank in (*ranks, *self._holders.ranks_of(address)):
             self.on_failed(rank, error)
 
     def on_unsent(self, rank: int, error: SupervisionError) -> None:
@@ -152,7 +158,7 @@ class Waiting:
             self._timer.cancel()
         for route in self.routes:
             self.proc.fulfil(self.number, route.address)
-        for holder in list(self._holders):
+        for holder in self._holders.addresses:
             self.proc.fulfil(self.number, holder)
         return True
 

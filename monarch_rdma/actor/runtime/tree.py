@@ -23,7 +23,7 @@ from ...errors import PeerLost, RdmaError, TransferTimeout
 from ..encoding.codec import Outgoing
 from ..failure import SupervisionError, encode_failure
 from ..future import Future
-from . import message
+from . import holders, message
 from .collect import Collector
 from .message import Frame
 from .reduce import Reducer
@@ -238,6 +238,7 @@ class _Arrived:
         try:
             call.incoming.fetch(timeout=None)
             outgoing = call.incoming.relay() if len(self._members) > 1 else Outgoing(b"")
+            outgoing.body = bytes(self._body[: len(self._body) - len(call.body)]) + outgoing.body  # ports
         except PeerLost:  # with our parent; its own parent sends to us again
             if call.collector is not None:
                 self._proc.forget(call.collector.number)
@@ -263,6 +264,9 @@ class _Arrived:
         if cast.is_collected:
             kind = Reducer if cast.reduction else Collector
             collector = kind(self._proc, cast, self._frame.address, self._up, len(self._members))
+        ports, body = None, self._body
+        if cast.flags & message.PORTS:
+            ports, body = holders.split(self._proc, body)
         return Frame(
             message.CALL,
             cast.flags & ~message.LARGE,
@@ -272,9 +276,10 @@ class _Arrived:
             0,
             cast.method,
             cast.extent,
-            self._body,
+            body,
             cast.sender,
             collector,
+            ports=ports,
         )
 
     def _pass_on(self, outgoing: Outgoing, collector: Collector | None) -> None:
