@@ -21,6 +21,7 @@ __all__ = [
     "RegistrationError",
     "ResourceExhausted",
     "TransferTimeout",
+    "VersionChanged",
     "class_of_kind",
 ]
 
@@ -115,6 +116,10 @@ class ConfigError(RdmaError, ValueError, RuntimeError):
 
     A ValueError and a RuntimeError, because Monarch raises the first for a wrong size and the second for a wrong state.
     """
+
+
+class VersionChanged(RdmaError, RuntimeError):
+    """What was read is of several versions, or was being written meanwhile: none of it may be used."""
 
 
 # The position is the number in enum mr_kind; 0 is success.

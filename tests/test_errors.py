@@ -22,6 +22,7 @@ FAMILY = {
     errors.ResourceExhausted: (RuntimeError,),
     errors.ConfigError: (ValueError, RuntimeError),
 }
+ABOVE_THE_CORE = {errors.VersionChanged: (RuntimeError,)}
 
 
 def test_every_kind_of_the_core_is_the_class_of_its_name() -> None:
@@ -38,7 +39,9 @@ def test_a_number_that_is_no_failure_is_refused(kind: int) -> None:
         errors.class_of_kind(kind)
 
 
-@pytest.mark.parametrize(("cls", "builtins"), FAMILY.items(), ids=lambda value: getattr(value, "__name__", ""))
+@pytest.mark.parametrize(
+    ("cls", "builtins"), (FAMILY | ABOVE_THE_CORE).items(), ids=lambda value: getattr(value, "__name__", "")
+)
 def test_caught_by_what_callers_catch_anyway(
     cls: type[errors.RdmaError], builtins: tuple[type[Exception], ...]
 ) -> None:
@@ -47,7 +50,7 @@ def test_caught_by_what_callers_catch_anyway(
             raise cls("read of 8 bytes from trainer-0: it left")
 
 
-@pytest.mark.parametrize("cls", FAMILY)
+@pytest.mark.parametrize("cls", [*FAMILY, *ABOVE_THE_CORE])
 def test_survives_pickling_with_its_facts(cls: type[errors.RdmaError]) -> None:
     error = cls(
         "write of 8 bytes to a: b", peer="a", operation="write", size=8, cause="b", sys_errno=12, remote_state="unknown"

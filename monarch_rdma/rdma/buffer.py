@@ -5,10 +5,10 @@ from __future__ import annotations
 import base64
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from ..errors import AccessDenied, ConfigError, ProtocolError, RegistrationError
+from ..errors import AccessDenied, ConfigError, OutOfBounds, ProtocolError, RegistrationError
 from .engine import NEVER, Engine, default_engine, seconds
 from .future import Future
 from .memory import Keep, as_memoryview, as_tensor, bytes_at, memory_of, note_written, plain_storage
@@ -86,6 +86,11 @@ class RDMABuffer:
         return getattr(torch, self._view.dtype)
 
     @property
+    def strides(self) -> tuple[int, ...]:
+        """Elements from one to the next in each dimension."""
+        return tuple(stride // self._view.itemsize for stride in self._view.strides)
+
+    @property
     def owner(self) -> str:
         """Name of the process that holds the memory."""
         return self._remote.owner
@@ -105,6 +110,21 @@ class RDMABuffer:
     def __getitem__(self, key: Any) -> RDMABuffer:
         """A handle on a part, by basic slicing with positive steps. Talks to nobody. Dropping it drops the whole."""
         return self._of(self._remote, self._view[key], self._is_tensor)
+
+    def as_strided(self, size: Iterable[int], stride: Iterable[int], offset: int = 0) -> RDMABuffer:
+        """A handle on elements of it as torch.as_strided has them; `offset` from its first one. Talks to nobody.
+
+        OutOfBounds where they are not all between its first and last byte, or a number is negative.
+        """
+        view, whole, strides = self._view, tuple(size), tuple(stride)
+        steps = tuple(step * view.itemsize for step in strides)
+        part = View(view.dtype, view.itemsize, whole, steps, view.offset + offset * view.itemsize)
+        good = len(whole) == len(steps) and min((offset, *whole, *steps), default=0) >= 0
+        if not good or (part.nbytes and part.offset + part.extent > view.offset + view.extent):
+            raise OutOfBounds(
+                f"size {whole}, stride {strides}, offset {offset} reach outside of a buffer of shape {self.shape}"
+            )
+        return self._of(self._remote, part, self._is_tensor)
 
     def __repr__(self) -> str:
         return f"<RDMABuffer of {self._nbytes} bytes: {self._view.dtype} {list(self.shape)}>"
@@ -139,6 +159,14 @@ class RDMABuffer:
             return self._move_tensor(READ, dst, timeout, storage)
         deadline, flags = seconds(timeout), transfer_flags(strict, lanes)
         return move(self._remote, READ, match_dst(self._current_view(), dst, "dst"), deadline, flags, None)
+
+    def prepare_read(self, dst: Any) -> Callable[[float | None], Future]:
+        """Checks everything about a read into `dst` now, once. Each call of the result, with a timeout, starts it.
+
+        Raises as read_into. What `dst` is now counts: do not resize a tensor's storage afterwards.
+        """
+        parts = match_dst(self._current_view(), dst, "dst")
+        return lambda timeout: move(self._remote, READ, parts, seconds(timeout), 0, None)
 
     def write_from(
         self,

@@ -56,6 +56,50 @@ class Copies:
         columns = {name: getattr(self, name)[which] for name in ("source", *_COLUMNS, "run")}
         return Copies(self.permutation, **columns)
 
+    def target_extent(self) -> Shape:
+        """The shape that the target's local tensor has to have at least."""
+        return _extent(self.target_at, self.target_step, self.size, self.count)
+
+    def source_extent(self, rank: int) -> Shape:
+        """The shape that the local tensor of a source rank has to have at least, in the source's order of axes."""
+        rows = self.source == rank
+        columns = (self.source_at, self.source_step, self.size, self.count)
+        extent = _extent(*(column[rows] for column in columns))
+        return tuple(extent[self.permutation.index(axis)] for axis in range(len(extent)))
+
+    # --- one copy, cut in the first dimension in which it has more than one piece, or element of its one piece
+
+    def _cut_dim(self) -> tuple[int, bool, int]:
+        """The dimension, whether pieces are parted there or elements, and how many; (-1, False, 1) for one element."""
+        for dim, (size, count) in enumerate(zip(self.size[0].tolist(), self.count[0].tolist(), strict=True)):
+            if count > 1 or size > 1:
+                return dim, count > 1, count if count > 1 else size
+        return -1, False, 1
+
+    @property
+    def units(self) -> int:
+        """Into how many parts the one copy can be cut."""
+        return self._cut_dim()[2]
+
+    def narrowed(self, low: int, high: int) -> Copies:
+        """Of the one copy the units from `low` to `high`."""
+        dim, pieces, units = self._cut_dim()
+        if high - low == units:
+            return self
+        columns = {name: getattr(self, name).copy() for name in ("source_at", "target_at", "size", "count")}
+        columns["source_at"][0, dim] += low * (self.source_step[0, dim] if pieces else 1)
+        columns["target_at"][0, dim] += low * (self.target_step[0, dim] if pieces else 1)
+        columns["count" if pieces else "size"][0, dim] = high - low
+        elements = np.prod(columns["size"] * columns["count"], axis=1)
+        run = np.where(self.run == self.elements, elements, self.run)  # all dimensions before this one have one element
+        steps = {"source_step": self.source_step, "target_step": self.target_step}
+        return Copies(self.permutation, self.source, run=run, **columns, **steps)
+
+    def halves(self) -> tuple[Copies, Copies]:
+        """The one copy as two."""
+        middle = self.units // 2
+        return self.narrowed(0, middle), self.narrowed(middle, self.units)
+
     @classmethod
     def joined(cls, parts: Sequence[Copies], permutation: Shape) -> Copies:
         """One after another."""
@@ -67,6 +111,10 @@ class Copies:
             return parts[0]
         names = ("source", *_COLUMNS, "run")
         return cls(permutation, **{name: np.concatenate([getattr(p, name) for p in parts]) for name in names})
+
+
+def _extent(at: IntArray, step: IntArray, size: IntArray, count: IntArray) -> Shape:
+    return tuple((at + step * (count - 1) + size).max(axis=0, initial=0).tolist())
 
 
 @dataclass(frozen=True, eq=False)

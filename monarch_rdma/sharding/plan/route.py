@@ -257,35 +257,16 @@ def _placed(copies: Copies, source: Grid, tiles: IntArray, replicas: IntArray) -
 
 
 def _cut(copies: Copies, shares: list[tuple[int, int]]) -> Iterator[tuple[int, Copies]]:
-    """Copies of the same elements, cut so that each replica gives about its share; a copy is cut in its first dimension
-    that has more than one element or piece.
-    """
+    """Copies from one tile, cut so that each replica gives about its share."""
     given = np.cumsum([0, *(amount for _, amount in shares)])
     before = 0
     for row in range(len(copies)):
         one, elements = copies.rows(slice(row, row + 1)), int(copies.elements[row])
-        cuttable = np.flatnonzero((one.count[0] > 1) | (one.size[0] > 1))
-        dim = int(cuttable[0]) if cuttable.size else -1
-        pieces = dim >= 0 and one.count[0, dim] > 1
-        units = int((one.count if pieces else one.size)[0, dim]) if dim >= 0 else 1
-        edges = np.clip(given - before, 0, elements) * units // elements
+        edges = np.clip(given - before, 0, elements) * one.units // elements
         for (replica, _), low, high in zip(shares, edges[:-1].tolist(), edges[1:].tolist(), strict=True):
             if high > low:
-                yield replica, one if high - low == units else _narrowed(one, dim, low, high, bool(pieces))
+                yield replica, one.narrowed(low, high)
         before += elements
-
-
-def _narrowed(copy: Copies, dim: int, low: int, high: int, pieces: bool) -> Copies:
-    """From piece or element `low` to `high` of one dimension of a copy."""
-    columns = {name: getattr(copy, name).copy() for name in ("source_at", "target_at", "size", "count")}
-    columns["source_at"][0, dim] += low * (copy.source_step[0, dim] if pieces else 1)
-    columns["target_at"][0, dim] += low * (copy.target_step[0, dim] if pieces else 1)
-    columns["count" if pieces else "size"][0, dim] = high - low
-    elements = np.prod(columns["size"] * columns["count"], axis=1)
-    run = np.where(copy.run == copy.elements, elements, copy.run)  # all dimensions before this one have one element
-    return Copies(
-        copy.permutation, copy.source, **columns, source_step=copy.source_step, target_step=copy.target_step, run=run
-    )
 
 
 @lru_cache(maxsize=4096)

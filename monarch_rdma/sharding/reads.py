@@ -1,0 +1,150 @@
+"""Copies of a plan as reads: which bytes of a remote buffer go where in a local tensor, prepared once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..errors import ConfigError
+from ..rdma import Future, RDMABuffer
+from .plan import Copies, TensorCopies
+
+__all__ = ["Read", "Staging", "reads_of"]
+
+
+@dataclass(frozen=True)
+class Strided:
+    """Elements of a tensor as as_strided has them: shape, strides and offset in elements."""
+
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    offset: int
+
+    def permuted(self, order: Sequence[int]) -> Strided:
+        return Strided(tuple(self.shape[d] for d in order), tuple(self.strides[d] for d in order), self.offset)
+
+
+@dataclass(eq=False)
+class Read:
+    """One read from one peer: straight into the target, or into staging memory that is unpacked afterwards."""
+
+    rank: int
+    tensor: TensorCopies
+    copies: Copies  # the one row
+    nbytes: int
+    start: Callable[[float | None], Future]
+    unpack: Callable[[], Any] | None = None
+    slot: int = -1  # of the staging memory
+
+
+def strided(strides: Sequence[int], at: Any, step: Any, size: Any, count: Any) -> Strided:
+    """One row of copies in a tensor of these strides: two dimensions for each that has several pieces."""
+    shape: list[int] = []
+    steps: list[int] = []
+    for stride, piece, n, pieces in zip(strides, step.tolist(), size.tolist(), count.tolist(), strict=True):
+        if pieces > 1:
+            shape.append(pieces)
+            steps.append(piece * stride)
+        shape.append(n)
+        steps.append(stride)
+    return Strided(tuple(shape), tuple(steps), sum(a * s for a, s in zip(at.tolist(), strides, strict=True)))
+
+
+def part_of(tensor: torch.Tensor, part: Strided) -> torch.Tensor:
+    """These elements of a tensor, as a view."""
+    return tensor.as_strided(part.shape, part.strides, tensor.storage_offset() + part.offset)
+
+
+class Staging:
+    """Slots of memory for reads that have to be unpacked: those of another dtype or order of axes."""
+
+    def __init__(self, nbytes: int, slots: int) -> None:
+        self._nbytes = nbytes
+        self._num_slots = slots
+        self._memory: list[torch.Tensor] | None = None
+        self.slot_bytes = nbytes // slots
+        self._next = 0
+
+    def take(self, dtype: torch.dtype, shape: Sequence[int]) -> tuple[int, torch.Tensor]:
+        """The next slot in turn, and a tensor in it."""
+        if self._memory is None:
+            self._memory = [torch.empty(self.slot_bytes, dtype=torch.uint8) for _ in range(self._num_slots)]
+        slot, self._next = self._next, (self._next + 1) % self._num_slots
+        size = math.prod(shape) * dtype.itemsize
+        return slot, self._memory[slot][:size].view(dtype).view(tuple(shape))
+
+
+def reads_of(
+    tensor: TensorCopies,
+    copies: Copies,
+    buffers: Mapping[int, Mapping[str, RDMABuffer]],
+    target: torch.Tensor,
+    staging: Staging,
+) -> Iterator[Read]:
+    """The reads that carry out these copies. ConfigError where a rank's buffer is missing or not what was planned."""
+    order = [copies.permutation.index(axis) for axis in range(len(copies.permutation))]
+    is_staged = tensor.is_cast or order != sorted(order)
+    dtype: torch.dtype = getattr(torch, tensor.source_dtype)
+    checked: dict[int, RDMABuffer] = {}
+    for one in _rows(copies, staging.slot_bytes // dtype.itemsize if is_staged else None):
+        rank = int(one.source[0])
+        if rank not in checked:
+            checked[rank] = _buffer(buffers, rank, tensor, copies)
+        buffer = checked[rank]
+        strides = [buffer.strides[axis] for axis in copies.permutation]
+        row = one.size[0], one.count[0]
+        there = strided(strides, one.source_at[0], one.source_step[0], *row)
+        here = strided(target.stride(), one.target_at[0], one.target_step[0], *row)
+        nbytes = math.prod(there.shape) * dtype.itemsize
+        if not is_staged:
+            source = buffer.as_strided(there.shape, there.strides, there.offset)
+            yield Read(rank, tensor, one, nbytes, source.prepare_read(part_of(target, here)))
+            continue
+        # Read as the source has it, axes in its order; unpacked into the target's elements in that order.
+        axes = _pair_order(order, one)
+        there, here = there.permuted(axes), here.permuted(axes)
+        slot, memory = staging.take(dtype, there.shape)
+        source = buffer.as_strided(there.shape, there.strides, there.offset)
+        into = part_of(target, here)
+        yield Read(rank, tensor, one, nbytes, source.prepare_read(memory), partial(into.copy_, memory), slot)
+
+
+def _buffer(
+    buffers: Mapping[int, Mapping[str, RDMABuffer]], rank: int, tensor: TensorCopies, copies: Copies
+) -> RDMABuffer:
+    try:
+        buffer = buffers[rank][tensor.source]
+    except KeyError:
+        raise ConfigError(f"rank {rank} has published no {tensor.source!r}, but the plan reads it there") from None
+    needed = copies.source_extent(rank)
+    if len(buffer.shape) != len(needed) or any(n > have for n, have in zip(needed, buffer.shape, strict=True)):
+        raise ConfigError(f"{tensor.source!r} of rank {rank} has shape {buffer.shape}, but the plan reads {needed}")
+    if (name := str(buffer.dtype).removeprefix("torch.")) != tensor.source_dtype:
+        raise ConfigError(f"{tensor.source!r} of rank {rank} is {name}, but the plan has {tensor.source_dtype}")
+    return buffer
+
+
+def _pair_order(order: Sequence[int], one: Copies) -> list[int]:
+    """The order of the source's axes among the dimensions that `strided` makes."""
+    places: list[list[int]] = []
+    for pieces in one.count[0].tolist():
+        before = sum(map(len, places))
+        places.append([before, before + 1] if pieces > 1 else [before])
+    return [place for d in order for place in places[d]]
+
+
+def _rows(copies: Copies, most: int | None) -> Iterator[Copies]:
+    """Each row by itself, cut into rows of at most `most` elements."""
+    for row in range(len(copies)):
+        waiting = [copies.rows(slice(row, row + 1))]
+        while waiting:
+            one = waiting.pop()
+            if most is None or int(one.elements[0]) <= max(1, most):
+                yield one
+            else:
+                waiting += reversed(one.halves())
