@@ -5,8 +5,10 @@ from __future__ import annotations
 import logging
 import signal
 import sys
+import textwrap
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -44,7 +46,8 @@ class MeshFailure:
 
     `kind`: "actor" (an exception in a message that nobody waits for, in `__init__` or in `__cleanup__`) or "process"
     (it ended, was killed or was cut off). `rank`: in the mesh of that name, or None. `exit_code`: of a process,
-    negative for a signal. `lines`: the last ones that the process printed.
+    negative for a signal. `lines`: the last ones that the process printed. `hint`: what else is known of the end of a
+    process. `timeline`: when (time.time() of whoever says so) it was noticed, what was decided, who was told.
     """
 
     mesh_name: str
@@ -57,10 +60,26 @@ class MeshFailure:
     address: str | None = None  # of the process that failed
     event: str | None = None  # the id of what the event log says of it
     number: int | None = None  # of the actor that failed, in its process
+    hint: str = ""
+    timeline: tuple[tuple[float, str], ...] = ()
 
     @property
     def mesh(self) -> str:
         return self.mesh_name
+
+    @property
+    def signal(self) -> str | None:
+        """The name of the signal that ended the process."""
+        if self.exit_code is None or self.exit_code >= 0:
+            return None
+        try:
+            return signal.Signals(-self.exit_code).name
+        except ValueError:
+            return f"signal {-self.exit_code}"
+
+    def noted(self, what: str) -> MeshFailure:
+        """The same failure with one more line in its time line."""
+        return replace(self, timeline=(*self.timeline, (time.time(), what)))
 
     def in_mesh(self, name: str, rank: int) -> MeshFailure:
         """The same failure, of a member of that mesh."""
@@ -72,13 +91,28 @@ class MeshFailure:
         if self.rank is not None:
             where += f", rank {self.rank}"
         parts = [f"{where}: {self.message}"]
+        if self.hint:
+            parts.append(f"hint: {self.hint}")
         if self.lines:
-            parts.append("last lines it printed:\n" + "\n".join(f"    {line}" for line in self.lines))
-        parts += [f"because of: {cause.report()}" for cause in self.causes]
+            parts.append("last lines it printed:\n" + _indented("\n".join(self.lines)))
+        if self.timeline:
+            parts.append("time line:\n" + _indented("\n".join(self._times())))
+        parts += ["because of:\n" + _indented(cause.report()) for cause in self.causes]
         return "\n".join(parts)
+
+    def _times(self) -> Iterator[str]:
+        """The first by the clock of the day, those after it in seconds from there."""
+        first = self.timeline[0][0]
+        for index, (when, what) in enumerate(self.timeline):
+            clock = time.strftime("%H:%M:%S", time.localtime(first)) + f"{first % 1:.3f}"[1:]
+            yield f"{f'{when - first:+.3f} s' if index else clock:>12}  {what}"
 
     def __str__(self) -> str:
         return self.report()
+
+
+def _indented(text: str) -> str:
+    return textwrap.indent(text, "    ")
 
 
 def encode_failure(

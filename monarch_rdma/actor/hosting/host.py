@@ -33,6 +33,7 @@ from ..failure import MeshFailure, SupervisionError
 from ..future import Future
 from ..joining.introduction import introduce
 from ..launch.launcher import ProcessSpec, Started, Template
+from ..launch.post_mortem import hint, oom_kills
 from ..mesh import HostMesh, ProcMesh
 from ..runtime import message
 from ..runtime.message import Frame
@@ -140,6 +141,7 @@ class _Child:
     owner: tuple[str, int]
     client: str
     is_supervised: bool
+    oom_kills: int  # that the kernel had counted when it began
     is_wanted: bool = True
 
     def emit(self, kind: str, address: str, **fields: Any) -> str:
@@ -197,6 +199,7 @@ class HostAgent(Actor):
         with self._lock:
             self._spawning[client] += 1
         arrivals = Arrivals(self._proc, len(orders))
+        oom_kills_before = oom_kills()
         started: list[Started] = []
         fd = self._proc.engine.secret.to_fd()
         try:
@@ -218,7 +221,7 @@ class HostAgent(Actor):
         with self._lock:
             for rank, (address, process) in enumerate(zip(addresses, started, strict=True)):
                 child = self._children[address] = _Child(
-                    process, first_rank + rank, mesh, owner, client, orders[rank].is_supervised
+                    process, first_rank + rank, mesh, owner, client, orders[rank].is_supervised, oom_kills_before
                 )
                 child.emit("process.started", address)
         self._owners.watch(owner[0])  # lost meanwhile: it is told again
@@ -361,12 +364,25 @@ class HostAgent(Actor):
             return
         self._unwatch_idle_owners({child.owner[0]})
         message = f"process {process.name} (pid {process.pid}) ended: {verdict or _how(process.returncode)}"
-        lines = tuple(line for lines in process.tail(10).values() for line in lines)
+        lines = tuple(line for lines in process.tail(20).values() for line in lines)
         event = child.emit("process.failed", address, returncode=process.returncode, message=message, lines=lines)
         failure = MeshFailure(
-            child.mesh, "process", message, child.rank, process.returncode, lines, address=address, event=event
+            child.mesh,
+            "process",
+            message,
+            child.rank,
+            process.returncode,
+            lines,
+            address=address,
+            event=event,
+            hint=hint(
+                process.returncode,
+                has_core=process.has_core,
+                new_oom_kills=oom_kills() - child.oom_kills,
+                was_ours=verdict is not None,
+            ),
         )
-        self._proc.tell_owner(child.owner, failure)
+        self._proc.tell_owner(child.owner, failure.noted(f"noticed by the agent of its host, {self._proc.name}"))
 
     def _on_lines(self, client: str, process: Started, stream: str, lines: list[str]) -> None:
         post_lines(self._proc, client, process.name, stream, lines)

@@ -79,4 +79,4 @@ class HostWatch:
                 "host.lost", cause=error.event, mesh=spawned.mesh, rank=spawned.rank, address=address, message=why
             )
             failure = MeshFailure(spawned.mesh, "process", why, spawned.rank, address=address, event=event)
-            self._proc.tell_owner(spawned.owner, failure)
+            self._proc.tell_owner(spawned.owner, failure.noted(f"noticed by {self._proc.name}, which spawned it"))

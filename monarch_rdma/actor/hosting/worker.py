@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import logging
 import os
 import pickle
@@ -59,6 +60,7 @@ def main(payload: bytes, fds: list[int]) -> int:
     adopt_secret(Secret.from_fd(fds[0]))
     proc = current_proc()
     signal.signal(signal.SIGTERM, _on_terminate)
+    faulthandler.enable(all_threads=False)  # the last lines of a crash say where in Python it was
     os.register_at_fork(before=_hold_off, after_in_child=_be_an_ordinary_process, after_in_parent=_hold_off_no_more)
     proc.client = client
     _join(proc, agent)

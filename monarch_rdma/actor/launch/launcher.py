@@ -367,7 +367,7 @@ class Template:
         elif what == "exited":
             pid, status = rest
             if pid in self._workers:
-                self._ended(self._workers.pop(pid), os.waitstatus_to_exitcode(status))
+                self._ended_with(self._workers.pop(pid), status)
         elif what == "refused":
             number, why = rest
             self._answer(number, why)
@@ -421,7 +421,7 @@ class Template:
             return
         status = status_of_zombie(process.pid)
         if status is not None:  # a stopped template would not tell
-            self._ended(process, os.waitstatus_to_exitcode(status))
+            self._ended_with(process, status)
         if not self._control_open:
             self._on_death_unexplained(process)
 
@@ -442,13 +442,16 @@ class Template:
             self._changed.notify_all()
         self._ended(self.process, code)
 
-    def _ended(self, process: Started, returncode: int) -> None:
+    def _ended_with(self, process: Started, status: int) -> None:
+        self._ended(process, os.waitstatus_to_exitcode(status), has_core=os.WCOREDUMP(status))
+
+    def _ended(self, process: Started, returncode: int, *, has_core: bool = False) -> None:
         if process.returncode is not None:
             return
         if process.pidfd in self._selector.get_map():
             self._selector.unregister(process.pidfd)
         self._drain(process)
-        process.end(returncode)
+        process.end(returncode, has_core=has_core)
 
     def _on_output(self, pipe: OutputPipe) -> bool:
         """Hands on what a pipe has; whether there was something."""

@@ -38,6 +38,7 @@ class Started:
         self.pidfd = pidfd  # readable once the process has ended; -1 after that was seen
         self._lock = threading.Lock()
         self._returncode: int | None = None
+        self.has_core = False  # once it has ended: whether the kernel wrote its memory to a file
         self._ended = threading.Event()
         self._callbacks: list[Callable[[Started], None]] = []
         self._lines: dict[str, deque[str]] = {stream: deque(maxlen=_KEPT_LINES) for stream in STREAMS}
@@ -87,9 +88,10 @@ class Started:
         with self._lock:
             self._lines[stream].extend(lines)
 
-    def end(self, returncode: int) -> None:
+    def end(self, returncode: int, *, has_core: bool = False) -> None:
         """It has ended and its last lines are in: wakes those who wait, and makes the callbacks."""
         with self._lock:
+            self.has_core = has_core
             self._returncode = returncode
             os.close(self.pidfd)
             self.pidfd = -1

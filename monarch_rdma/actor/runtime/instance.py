@@ -358,7 +358,8 @@ class Instance:
         report = _report(error)
         cause = error.event if isinstance(error, SupervisionError) else None
         event = emit("actor.failed", cause=cause, mesh=self.name, rank=rank, message=report)
-        return MeshFailure(self.name, "actor", report, rank, causes=causes, event=event, number=self._number)
+        failure = MeshFailure(self.name, "actor", report, rank, causes=causes, event=event, number=self._number)
+        return failure.noted(f"noticed in its process, {self._proc.name}")
 
     # --- one message
 

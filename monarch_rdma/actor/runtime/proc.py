@@ -464,7 +464,8 @@ class Proc:
             owner=name_of(address),
             message=failure.message,
         )
-        self.post_quietly(address, message.pack(message.FAILURE, number), encode(failure).body)
+        told = failure.noted(f"told to its owner, in {name_of(address)}")
+        self.post_quietly(address, message.pack(message.FAILURE, number), encode(told).body)
 
     def answer_later(self, address: str, number: int, rank: int, error: SupervisionError) -> None:
         """A failure for a port, without waiting: also from where the interpreter collects garbage."""

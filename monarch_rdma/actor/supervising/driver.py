@@ -201,6 +201,7 @@ class Driver:
                 for incarnation in incarnations:
                     self._stop(self._lives[_rank(incarnation)], "it did not stop in time")
             case Restarting(failure, children, attempt, delay):
+                self._note(failure.child, f"restart {attempt} of it was decided, in {delay:.3g} s")
                 _log.warning(
                     "%s: rank %s has ended (%s); restart %d of it%s%s",
                     self._name,
@@ -295,6 +296,7 @@ class Driver:
         if failed:
             return self._fail_start(life, str(failed[0]))
         life.is_up = True
+        self._note(life.rank, "it was up again")
         before = self._place(life.rank)
         self._changed[life.rank] = Place(
             life.rank, before.change + 1, UP, before.incarnation + 1, life.address, before.why
@@ -392,6 +394,13 @@ class Driver:
             if rank in record.ranks
         ] or [failure.in_mesh(self._name, rank)]
 
+    def _note(self, rank: Any, what: str) -> None:
+        """In the time line of the last failure of that process."""
+        for index in range(len(self._failures) - 1, -1, -1):
+            if self._failures[index].rank == rank:
+                self._failures[index] = self._failures[index].noted(what)
+                return
+
     def _escalate(self, decision: Escalate) -> None:
         causes = []
         for failed in decision.failures:
@@ -403,7 +412,7 @@ class Driver:
         event = emit("restart.escalated", cause=self._cause, mesh=self._name, rank=last.rank, message=decision.reason)
         failure = MeshFailure(self._name, "process", why, last.rank, last.exit_code, causes=tuple(causes), event=event)
         self._end(failure.message)
-        self._proc.tell_owner(self._owner, failure)
+        self._proc.tell_owner(self._owner, failure.noted(f"given up by its supervisor, in {self._proc.name}"))
 
     def _end(self, why: str) -> None:
         """All processes have ended, for good."""
