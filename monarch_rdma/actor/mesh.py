@@ -308,6 +308,11 @@ class ProcMesh(_ProcessMesh):
 class HostMesh(_ProcessMesh):
     """Hosts, each with an agent that starts processes there."""
 
+    def __init__(self, name: str, addresses: Sequence[str], region: Region, workers: Sequence[str] = ()) -> None:
+        """`workers`: where their worker loops are found, as `attach_to_workers` was told; none where they have none."""
+        super().__init__(name, addresses, region)
+        self._workers = tuple(workers)
+
     def spawn_procs(
         self,
         per_host: Mapping[str, int] | None = None,
@@ -390,10 +395,10 @@ class HostMesh(_ProcessMesh):
         return _plain(self._agents().stop_procs.call_living(list(addresses), reason))
 
     def _with_region(self, region: Region) -> HostMesh:
-        return HostMesh(self._name, self._addresses, region)
+        return HostMesh(self._name, self._addresses, region, self._workers)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return HostMesh, (self._name, self._addresses, self._shape)
+        return HostMesh, (self._name, self._addresses, self._shape, self._workers)
 
     async def __aenter__(self) -> HostMesh:
         return self

@@ -12,6 +12,7 @@ from typing import Any
 from ...errors import ConfigError
 from ..context import context
 from ..future import Future
+from ..joining.attach import reattach
 from ..joining.controller import offer_controllers
 from ..launch.launcher import ProcessSpec
 from ..mesh import HostMesh, ProcMesh
@@ -26,12 +27,13 @@ from .worker import seed
 __all__ = ["Spawning", "spawn_on_hosts"]
 
 _names = itertools.count()
+_REATTACH_TIMEOUT = 1.0  # seconds to find a worker loop again; the policy says how often and how soon
 # What every process needs sooner or later, imported once for all of them.
 _PRELOAD = ("monarch_rdma.actor.encoding.pickling",)
 _PRELOAD_WITH_TORCH = ("torch", "monarch_rdma.actor.encoding.tensors")
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class Spawning:
     """The processes of one mesh, as orders for the agents of their hosts. `client` is shown what they print."""
 
@@ -41,13 +43,19 @@ class Spawning:
     client: str
     timeout: float  # seconds
 
+    def __post_init__(self) -> None:
+        self._agents = self.hosts._chosen()  # those of the hosts now
+        self._workers = (
+            [self.hosts._workers[rank] for rank in self.hosts._region.ranks()] if self.hosts._workers else []
+        )
+
     @property
     def count(self) -> int:
         return len(self.orders)
 
     def start_all(self, owner: tuple[str, int]) -> list[str]:
         """Their addresses, by rank: all, or none and an error. `owner`: the process and number that hears of ends."""
-        agents = self.hosts._chosen()
+        agents = self._agents
         share = self.count // len(agents)
         futures = [self._start(range(host * share, (host + 1) * share), owner) for host in range(len(agents))]
         spawned: dict[str, list[str]] = {}
@@ -70,8 +78,24 @@ class Spawning:
         return addresses
 
     def start(self, rank: int, owner: tuple[str, int]) -> Future[list[str]]:
-        """Starts one of them anew."""
-        return self._start(range(rank, rank + 1), owner)
+        """Starts one of them anew. Where the agent of its host was lost, by the one that is there now, if any."""
+        ranks, host, proc = range(rank, rank + 1), self._host_index(rank), current_proc()
+        if not self._workers or not proc.is_lost(self._agents[host]):
+            return self._start(ranks, owner)
+        started: Future[list[str]] = Future.pending()
+
+        def start() -> None:
+            try:
+                if proc.is_lost(self._agents[host]):  # else another rank has found it
+                    self._agents[host] = reattach(self._workers[host], self._agents[host], _REATTACH_TIMEOUT)
+                future = self._start(ranks, owner)
+            except Exception as error:
+                started.set_error(error)
+            else:
+                future.add_callback(lambda: started.set_loader(future.wait_get))
+
+        proc.errands.run(("reattach", self._agents[host]), start)
+        return started
 
     def stop(self, rank: int, address: str, reason: str) -> Future[None]:
         """Ends one of them; done when it has ended."""
@@ -91,8 +115,10 @@ class Spawning:
         return started
 
     def _host_of(self, rank: int) -> HostMesh:
-        agents = self.hosts._chosen()
-        return _alone(self.hosts, agents[rank * len(agents) // self.count])
+        return _alone(self.hosts, self._agents[self._host_index(rank)])
+
+    def _host_index(self, rank: int) -> int:
+        return rank * len(self._agents) // self.count
 
 
 def spawn_on_hosts(

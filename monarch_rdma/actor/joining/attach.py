@@ -20,7 +20,7 @@ from ..shape import Extent
 from .introduction import Introduction, ask, introduce
 from .job_secret import check_ca, engine_of_job, job_secret
 
-__all__ = ["attach", "attach_to_workers", "shutdown_context"]
+__all__ = ["attach", "attach_to_workers", "reattach", "shutdown_context"]
 
 _LONGEST_TIMEOUT = 1e6  # seconds
 _joined: set[str] = set()  # agents of other processes that know us as a client
@@ -53,9 +53,23 @@ def attach_to_workers(
     engine_of_job(secret)
     found = ask(addresses, secret, limit)
     _check_workers(addresses, found)
-    hosts = HostMesh(name or "hosts", [each.address for each in found], Extent(["hosts"], [len(found)]).region)
+    agents, region = [each.address for each in found], Extent(["hosts"], [len(found)]).region
+    hosts = HostMesh(name or "hosts", agents, region, addresses)
     _join(current_proc(), hosts, max(0.1, deadline - time.monotonic()))
     return hosts
+
+
+def reattach(worker: str, lost: str, timeout: float) -> str:
+    """The agent that serves at a worker's address after the one at `lost` was lost: another one, or the same, which was
+    cut off and has ended what we had there. Raises as `attach_to_workers`.
+    """
+    proc = current_proc()
+    (found,) = ask([worker], proc.engine.secret, timeout)
+    _check_workers([worker], [found])
+    if found.address != lost:
+        proc.supersede(lost)
+    _join(proc, HostMesh("host", [found.address], Extent([], []).region), timeout)
+    return found.address
 
 
 def attach(address: str, *, private_key: bytes | os.PathLike[str] | None = None, timeout: float = 30.0) -> None:
@@ -134,6 +148,8 @@ def _join(proc: Proc, hosts: HostMesh, timeout: float) -> None:
     if not agents:
         return
     _warn_if_unreachable(proc, agents)
+    for agent in agents:  # it answers, so it is there, whatever was between us
+        proc.is_back(agent)
     mesh = HostMesh(hosts.name, agents, Extent(["hosts"], [len(agents)]).region)
     try:
         mesh._agents().join.options(timeout=timeout).call(proc.address).wait_get()
