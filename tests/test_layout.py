@@ -6,6 +6,8 @@ import itertools
 import math
 import pickle
 import re
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import numpy as np
@@ -14,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sharded import ROUNDS, assembled, box_layouts, layouts, values
 
+from monarch_rdma import sharding
 from monarch_rdma.sharding.layout import (
     BlockCyclic,
     Box,
@@ -212,3 +215,20 @@ def test_a_missing_box_is_found(layout: BoxLayout, data: st.DataObject) -> None:
     assert len(told) == len(layout.shape)
     for (begin, end), start, size in zip(told, *gone, strict=True):
         assert start <= int(begin) < int(end) <= start + size
+
+
+def test_geometry_loads_no_torch() -> None:
+    program = """
+import sys
+from monarch_rdma.sharding import Layout, Mesh, Shard, TensorSpec, make_plan
+specs = {"w": TensorSpec(Layout((8,), Mesh({"a": 2}), [Shard(0)]), "int8")}
+make_plan(specs, specs, 0)
+sys.exit("torch" in sys.modules)
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 0
+
+
+def test_the_front_page_has_what_it_says() -> None:
+    assert all(getattr(sharding, name).__name__ == name for name in sharding.__all__)
+    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
+        _ = sharding.nothing

@@ -1,1 +1,91 @@
-"""Sharded tensors: who has which elements, and how they get from one layout to another."""
+"""Sharded tensors: who has which elements, and how they get from one layout to another, moving only what is missing.
+
+`layout` and `plan` are numbers only; `reshard` carries plans out; `state_dict` publishes and fetches whole models. The
+names below are imported from their modules when they are first used: those of layouts and plans do not load torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from .layout import (
+        BlockCyclic,
+        Box,
+        BoxLayout,
+        GroupedShard,
+        Layout,
+        LayoutError,
+        Mesh,
+        Part,
+        Partial,
+        Replicate,
+        Shard,
+        StridedShard,
+    )
+    from .plan import (
+        Plan,
+        PlanError,
+        Source,
+        TensorSpec,
+        Topology,
+        concatenate,
+        make_plan,
+        make_statistics,
+        picture,
+        table,
+    )
+    from .reshard import Report, Reshard
+    from .state_dict import Publication, Reader, fetch, publish
+
+_MODULES = {
+    "layout": (
+        "BlockCyclic Box BoxLayout GroupedShard Layout LayoutError Mesh Part Partial Replicate Shard StridedShard"
+    ),
+    "plan": "Plan PlanError Source TensorSpec Topology concatenate make_plan make_statistics picture table",
+    "reshard": "Report Reshard",
+    "state_dict": "Publication Reader fetch publish",
+}
+_HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
+
+__all__ = [
+    "BlockCyclic",
+    "Box",
+    "BoxLayout",
+    "GroupedShard",
+    "Layout",
+    "LayoutError",
+    "Mesh",
+    "Part",
+    "Partial",
+    "Plan",
+    "PlanError",
+    "Publication",
+    "Reader",
+    "Replicate",
+    "Report",
+    "Reshard",
+    "Shard",
+    "Source",
+    "StridedShard",
+    "TensorSpec",
+    "Topology",
+    "concatenate",
+    "fetch",
+    "make_plan",
+    "make_statistics",
+    "picture",
+    "publish",
+    "table",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOME:
+        return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_HOME])

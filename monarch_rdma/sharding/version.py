@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from ..errors import ConfigError
-from ..rdma import Engine, RDMAAction, RDMABuffer
+from ..rdma import Engine, RDMAAction, RDMABuffer, shared_memory
 
 __all__ = ["RemoteWord", "VersionWord"]
 
@@ -25,7 +25,8 @@ class VersionWord:
     def __init__(self, version: int = 0, *, engine: Engine | None = None) -> None:
         self.version = _checked(version, 0)
         self._old = np.zeros(1, dtype=np.int64)
-        self._memory = np.array([version << 1], dtype=np.int64)
+        self._memory = np.frombuffer(shared_memory(8, engine=engine), dtype=np.int64)
+        self._memory[0] = version << 1
         self.buffer = RDMABuffer(self._memory, engine=engine)
         self._is_writing = False
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from .boxes import BoxLayout
 from .checks import LayoutError
+from .encoding import from_json, to_json
 from .mesh import Mesh
 from .part import Box, Grid, Part
 from .placed import Layout
@@ -34,4 +35,6 @@ __all__ = [
     "Segments",
     "Shard",
     "StridedShard",
+    "from_json",
+    "to_json",
 ]

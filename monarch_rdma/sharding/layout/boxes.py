@@ -119,6 +119,10 @@ class BoxLayout:
         """As Layout.part."""
         return self._parts.get(rank, Part((0,) * len(self.shape), ()))
 
+    def renumbered(self, by: int) -> BoxLayout:
+        """As Layout.renumbered."""
+        return BoxLayout(self.shape, {rank + by: part for rank, part in self._parts.items()})
+
     def check(self) -> None:
         """LayoutError naming elements that two boxes share, or that no rank has."""
         if (clash := _first_overlap(self._start, self._end)) is not None:

@@ -131,6 +131,12 @@ class Layout:
         boxes = (Box(*zip(*row, strict=True)) if row else Box((), (), ()) for row in itertools.product(*rows))
         return Part(tuple(shape), tuple(boxes))
 
+    def renumbered(self, by: int) -> Layout:
+        """The same on other ranks: each number grows by this."""
+        mesh = self.mesh
+        sizes = dict(zip(mesh.names, mesh.sizes, strict=True))
+        return Layout(self.shape, Mesh(sizes, (mesh.ranks + by).ravel().tolist()), self.placements)
+
     def check(self) -> None:
         """Does nothing: placements can neither miss an element nor have one twice."""
 

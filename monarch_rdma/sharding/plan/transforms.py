@@ -87,6 +87,10 @@ class Concatenation:
     members: tuple[Transform, ...]
     dim: int
 
+    def cast(self) -> Concatenation:
+        """As Source.cast, of all members."""
+        return replace(self, members=tuple(member.cast() for member in self.members))
+
     def pieces(self, shapes: Mapping[str, Shape]) -> tuple[list[Piece], Shape]:
         """As Source.pieces; PlanError where the members do not fit."""
         pieces: list[Piece] = []

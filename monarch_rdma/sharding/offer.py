@@ -1,0 +1,118 @@
+"""What one rank publishes: which tensors it has, their layouts, and handles on its part of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import ConfigError, ProtocolError
+from ..rdma import Engine, RDMABuffer
+from .layout import BoxLayout, Layout, Mesh, from_json, to_json
+from .plan import TensorSpec, itemsize
+
+__all__ = ["AnyLayout", "Offer", "OfferedTensor", "sources_of"]
+
+AnyLayout = Layout | BoxLayout
+
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class OfferedTensor:
+    """`layout` None: every rank that offers a tensor of this name has all of it. `buffer` None: a part of nothing."""
+
+    layout: AnyLayout | None
+    dtype: str
+    shape: tuple[int, ...]  # of the whole
+    buffer: RDMABuffer | None
+
+    @property
+    def what(self) -> tuple[str, tuple[int, ...], AnyLayout | str]:
+        """What all ranks have to agree on."""
+        return self.dtype, self.shape, self.layout or "in whole"
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A value to send to readers, in a message, a store or a file; `word` is the rank's version word."""
+
+    name: str
+    rank: int
+    ranks: int  # how many make an offer of this name
+    host: str
+    incarnation: int  # of the engine that serves it
+    word: RDMABuffer
+    tensors: dict[str, OfferedTensor]
+
+    def to_bytes(self) -> bytes:
+        """In a form that is safe to load from anybody. What it names stays alive until it is dropped."""
+        layouts: dict[AnyLayout, int] = {}
+        rows = []
+        for name, tensor in self.tensors.items():
+            which = None if tensor.layout is None else layouts.setdefault(tensor.layout, len(layouts))
+            handle = None if tensor.buffer is None else tensor.buffer.to_bytes().decode()
+            rows.append([name, which, tensor.dtype, tensor.shape, handle])
+        header = {"format": _FORMAT, "name": self.name, "rank": self.rank, "ranks": self.ranks, "host": self.host}
+        header |= {"incarnation": self.incarnation, "word": self.word.to_bytes().decode()}
+        header |= {"layouts": [to_json(layout) for layout in layouts], "tensors": rows}
+        return json.dumps(header, separators=(",", ":")).encode()
+
+    @classmethod
+    def from_bytes(cls, data: bytes, *, engine: Engine | None = None) -> Offer:
+        """The offer; its memory is reached through `engine` or the default one. ProtocolError where it is malformed."""
+        try:
+            fields = json.loads(data)
+            if fields["format"] != _FORMAT:
+                raise ValueError(f"format {fields['format']!r:.20}; this library reads {_FORMAT}")
+            layouts = [from_json(layout) for layout in fields["layouts"]]
+            tensors = {row[0]: _tensor(row, layouts, engine) for row in fields["tensors"]}
+            numbers = [fields[key] for key in ("rank", "ranks", "incarnation")]
+            if not all(type(number) is int and number >= 0 for number in numbers):
+                raise ValueError(f"numbers {numbers!r:.80}")
+            word = RDMABuffer.from_bytes(fields["word"].encode(), engine=engine)
+            rank, ranks, incarnation = numbers
+            return cls(str(fields["name"]), rank, ranks, str(fields["host"]), incarnation, word, tensors)
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError, RecursionError) as error:
+            raise ProtocolError(f"an offer of weights is malformed: {error}") from error
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Offer.from_bytes, (self.to_bytes(),)
+
+
+def _tensor(row: Any, layouts: Sequence[AnyLayout], engine: Engine | None) -> OfferedTensor:
+    name, which, dtype, shape, handle = row
+    if not isinstance(name, str) or not isinstance(dtype, str):
+        raise ValueError(f"tensor {name!r:.80}")
+    itemsize(dtype)
+    layout = None if which is None else layouts[which]
+    whole = tuple(shape)
+    if not all(type(n) is int and n >= 0 for n in whole) or (layout is not None and layout.shape != whole):
+        raise ValueError(f"shape {shape!r:.80} of {name!r:.80}")
+    buffer = None if handle is None else RDMABuffer.from_bytes(handle.encode(), engine=engine)
+    return OfferedTensor(layout, dtype, whole, buffer)
+
+
+def sources_of(offers: Sequence[Offer]) -> dict[str, TensorSpec]:
+    """Layout and dtype of each tensor in these offers together. ConfigError where they do not fit together."""
+    if not offers:
+        raise ConfigError("offers is empty, but somebody has to have the weights")
+    ranks, named = [offer.rank for offer in offers], sorted({offer.name for offer in offers})
+    if len(set(ranks)) != len(ranks) or len(named) != 1:
+        raise ConfigError(f"offers are of the ranks {ranks} and names {named}, but must be of one name, one a rank")
+    found: dict[str, OfferedTensor] = {}
+    holders: dict[str, list[int]] = {}
+    for offer in offers:
+        for name, tensor in offer.tensors.items():
+            first = found.setdefault(name, tensor)
+            if first.what != tensor.what:
+                raise ConfigError(
+                    f"{name!r} is {tensor.what} on rank {offer.rank}, but {first.what} on rank {holders[name][0]}"
+                )
+            holders.setdefault(name, []).append(offer.rank)
+    return {name: TensorSpec(_layout(tensor, holders[name]), tensor.dtype) for name, tensor in found.items()}
+
+
+def _layout(tensor: OfferedTensor, holders: list[int]) -> AnyLayout:
+    return tensor.layout or Layout(tensor.shape, Mesh({"replica": len(holders)}, holders))

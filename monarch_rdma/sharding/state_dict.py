@@ -1,0 +1,343 @@
+"""Weights published by some processes and fetched by others, each side in its own layout.
+
+# a trainer, on each of its ranks                     # a generator, on each of its ranks
+weights = publish(model, "policy", directory=store)   reader = Reader("policy", model, directory=store)
+with weights.update(version=1):                       report = reader.fetch(newer_than=0)
+    optimizer.step()
+
+The first fetch plans and prepares; later ones only read. Without a directory, offers travel in any message:
+`publish(model, "policy").offer`, `Reader(offers, model)`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.tensor import DTensor
+
+from ..errors import ConfigError, TransferTimeout, VersionChanged
+from ..rdma import Engine, RDMABuffer, default_engine, empty, share_
+from .directory import Directory, directory_of
+from .dtensor import Tensors, dtype_name, layout_of, local_tensor, named_tensors
+from .layout import Layout, Mesh
+from .offer import AnyLayout, Offer, OfferedTensor, sources_of
+from .plan import Plan, Source, TensorSpec, Topology, Transform, make_plan
+from .reshard import Report, Reshard
+from .version import VersionWord
+
+__all__ = ["Publication", "Reader", "fetch", "publish"]
+
+_MEMORY = ("in_place", "shared", "copy")
+_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02  # seconds between looks for a version
+
+
+def publish(
+    what: Tensors,
+    name: str,
+    *,
+    version: int = 0,
+    directory: Any = None,
+    memory: str = "in_place",
+    layouts: Mapping[str, AnyLayout] | None = None,
+    rank: int | None = None,
+    ranks: int | None = None,
+    engine: Engine | None = None,
+) -> Publication:
+    """Offers the tensors of a module or state dict to readers, from each rank that has a part of them.
+
+    `directory`: where readers look for `name`: a torch.distributed Store or a Directory; None where the offer travels
+    otherwise. `memory`: "in_place", where the tensors are; "shared", the same, moved into memory that readers on this
+    host can map (the tensors stay the same objects); "copy", in a copy in such memory, which `Publication.publish`
+    renews, so that readers and training are not in each other's way. `layouts`: of tensors that are not DTensors; other
+    plain tensors are the same on all ranks. `rank`, `ranks`: of torch.distributed where it is in use, else 0 of 1.
+
+    Raises ConfigError or RegistrationError, before anything is offered.
+    """
+    if memory not in _MEMORY:
+        raise ConfigError(f"memory is {memory!r}, but must be one of {', '.join(_MEMORY)}")
+    where = None if directory is None else directory_of(directory)
+    rank, ranks = _position(rank, ranks)
+    given = layouts or {}
+    tensors = named_tensors(what)
+    if unknown := set(given) - set(tensors):
+        raise ConfigError(f"layouts names {sorted(unknown)}, but these are no tensors of what is published")
+    places = {key: _source_layout(key, tensor, given.get(key), rank) for key, tensor in tensors.items()}
+    return Publication(name, version, tensors, places, memory, rank, ranks, where, engine or default_engine())
+
+
+class Publication:
+    """What this rank offers under a name. Made by `publish`; `offer` is the value that readers need."""
+
+    def __init__(
+        self,
+        name: str,
+        version: int,
+        tensors: Mapping[str, torch.Tensor],
+        layouts: Mapping[str, AnyLayout | None],
+        memory: str,
+        rank: int,
+        ranks: int,
+        directory: Directory | None,
+        engine: Engine,
+    ) -> None:
+        self._sources = {key: local_tensor(tensor.detach()) for key, tensor in tensors.items()}
+        self._copies: dict[str, torch.Tensor] = {}
+        self._word = VersionWord(version, engine=engine)
+        offered: dict[str, OfferedTensor] = {}
+        self._buffers: list[RDMABuffer] = []
+        for key, source in self._sources.items():
+            served = self._served(key, source, memory, engine)
+            buffer = RDMABuffer(served, access="read", engine=engine) if served.numel() else None
+            self._buffers += [buffer] if buffer is not None else []
+            shape = tuple(tensors[key].shape) if layouts[key] is None else layouts[key].shape  # type: ignore[union-attr]
+            offered[key] = OfferedTensor(layouts[key], dtype_name(served.dtype), shape, buffer)
+        self.offer = Offer(name, rank, ranks, _host(engine), engine.incarnation, self._word.buffer, offered)
+        if directory is not None:
+            directory.put(name, rank, ranks, self.offer.to_bytes())
+
+    def _served(self, key: str, source: torch.Tensor, memory: str, engine: Engine) -> torch.Tensor:
+        if memory == "copy":
+            copy: torch.Tensor = empty(tuple(source.shape), dtype=source.dtype, engine=engine)
+            self._copies[key] = copy.copy_(source)
+            return copy
+        return share_(source, engine=engine) if memory == "shared" else source
+
+    @property
+    def version(self) -> int:
+        return self._word.version
+
+    @contextlib.contextmanager
+    def update(self, version: int) -> Iterator[None]:
+        """While the published tensors are being changed in place; afterwards they are `version`, a later one than
+        before. Readers wait meanwhile, and what they were just reading they read again.
+
+        ConfigError for a publication with memory="copy": what readers see is changed by `publish` alone.
+        """
+        if self._copies:
+            raise ConfigError('update() is for tensors in place; with memory="copy" call publish(version)')
+        with self._word.writing(version):
+            yield
+
+    def publish(self, version: int) -> None:
+        """With memory="copy": copies the tensors as they are now, as `version`. Readers wait meanwhile."""
+        if not self._copies:
+            raise ConfigError('publish() is for memory="copy"; tensors in place are changed within update(version)')
+        with self._word.writing(version):
+            for key, copy in self._copies.items():
+                copy.copy_(self._sources[key])
+
+    def close(self) -> None:
+        """Ends access to the tensors; returns when no reader is in them any more. Copies are given back."""
+        for future in [buffer.drop() for buffer in self._buffers]:
+            future.get()
+        self._word.close()
+        self._buffers.clear()
+        self._copies.clear()
+
+    def __enter__(self) -> Publication:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class Reader:
+    """Fetches what is published under a name into tensors of this process, again and again."""
+
+    def __init__(
+        self,
+        source: str | Sequence[Offer],
+        into: Tensors | None = None,
+        *,
+        directory: Any = None,
+        keys: Iterable[str] | Callable[[str], bool] | None = None,
+        cast: bool = False,
+        dtype: torch.dtype | None = None,
+        transforms: Mapping[str, Transform] | None = None,
+        layouts: Mapping[str, AnyLayout] | None = None,
+        rank: int | None = None,
+        ranks: int | None = None,
+        same_ranks: bool | None = None,
+        timeout: float | None = 60,
+        engine: Engine | None = None,
+    ) -> None:
+        """`source`: a name in the `directory`, whose offers are waited for up to `timeout` seconds; or the offers.
+        `into`: a module or state dict; None for new tensors of all that is offered, each in whole, see `tensors`.
+        `keys`: which of the tensors of `into`. `cast`: values may be converted to another dtype; `dtype`: to this one,
+        for new tensors. `transforms`: as in make_plan. `layouts`: of tensors of `into` that are not DTensors; others
+        are wanted in whole by all readers. `rank`, `ranks`: of this reader among all readers; by default those of
+        torch.distributed, or 0 of 1. `same_ranks`: whether readers and publishers are ranks of one job, so that what a
+        rank has it need not read from others; by default whether this process is a publisher.
+
+        ConfigError, PlanError, TransferTimeout, ProtocolError.
+        """
+        engine = engine or default_engine()
+        offers = _offers(source, directory, timeout, engine)
+        specs = sources_of(offers)
+        rank, ranks = _position(rank, ranks)
+        self.tensors: dict[str, torch.Tensor] = _targets(into, specs, keys, dtype)
+        if same_ranks is None:
+            same_ranks = any(offer.incarnation == engine.incarnation for offer in offers)
+        shift = 0 if same_ranks else 1 + max(int(spec.layout.ranks.max()) for spec in specs.values())
+        everybody = Mesh({"reader": ranks})
+        targets = {
+            key: TensorSpec(
+                _target_layout(key, tensor, (layouts or {}).get(key), everybody, rank).renumbered(shift),
+                dtype_name(tensor.dtype),
+            )
+            for key, tensor in self.tensors.items()
+        }
+        made = dict(transforms or {})
+        if cast or dtype is not None:
+            made = {key: made.get(key, Source(key)) for key in targets}
+            made = {key: transform.cast() for key, transform in made.items()}
+        hosts = {offer.rank: offer.host for offer in offers} | {rank + shift: _host(engine)}
+        self.plan: Plan = make_plan(specs, targets, rank + shift, transforms=made, topology=Topology.of(hosts))
+        self._reshard = Reshard(
+            self.plan,
+            {offer.rank: _buffers(offer) for offer in offers},
+            {key: local_tensor(tensor.detach()) for key, tensor in self.tensors.items()},
+            layouts={key: spec.layout for key, spec in specs.items()},
+            words={offer.rank: offer.word for offer in offers},
+        )
+
+    def fetch(self, *, version: int | None = None, newer_than: int | None = None, timeout: float | None = 60) -> Report:
+        """Reads one version: this one, or one that is newer than that, or whichever there is; waits for it, and begins
+        again where it is written meanwhile.
+
+        Raises VersionChanged where no version stayed long enough, TransferTimeout where there was none in time, and
+        PeerLost naming what is lost. The tensors are then partly written.
+        """
+        deadline = _Deadline(timeout)
+        changed: VersionChanged | None = None
+        while True:
+            try:
+                if version is not None or newer_than is not None:
+                    self._wait(lambda v: v == version if newer_than is None else v > newer_than, deadline)
+                return self._reshard.run(timeout=deadline.left(), version=version)
+            except VersionChanged as error:
+                changed = error
+            except TransferTimeout:
+                if changed is None:
+                    raise
+                raise changed from None
+            deadline.pause()
+
+    def versions(self, timeout: float | None = 60) -> dict[int, int | None]:
+        """The version that each publishing rank has; None while it is being written. Ranks that are lost have none."""
+        return self._reshard.versions(timeout)
+
+    def wait(self, newer_than: int, timeout: float | None = 60) -> int:
+        """The version that all publishing ranks have, once it is newer than that. TransferTimeout."""
+        return self._wait(lambda version: version > newer_than, _Deadline(timeout))
+
+    def _wait(self, is_wanted: Callable[[int], bool], deadline: _Deadline) -> int:
+        while True:
+            found = set(self._reshard.versions(deadline.left()).values())
+            if not found:
+                return -1  # all are lost: reading says so
+            if len(found) == 1 and (version := found.pop()) is not None and is_wanted(version):
+                return version
+            if deadline.is_over():
+                raise TransferTimeout(f"the version that is waited for was not there in {deadline.timeout} s")
+            deadline.pause()
+
+
+def fetch(source: str | Sequence[Offer], into: Tensors | None = None, **options: Any) -> dict[str, torch.Tensor]:
+    """Fetches once, and returns the tensors. `options`: those of Reader; and `version`, `newer_than` of its fetch."""
+    which = {key: options.pop(key) for key in ("version", "newer_than") if key in options}
+    reader = Reader(source, into, **options)
+    reader.fetch(**which, timeout=options.get("timeout", 60))
+    return reader.tensors
+
+
+class _Deadline:
+    """A time, and pauses that grow until then."""
+
+    def __init__(self, timeout: float | None) -> None:
+        self.timeout = timeout
+        self._end = None if timeout is None else time.monotonic() + timeout
+        self._pause = _SHORTEST_PAUSE
+
+    def left(self) -> float | None:
+        return None if self._end is None else max(0.0, self._end - time.monotonic())
+
+    def is_over(self) -> bool:
+        return self._end is not None and time.monotonic() >= self._end
+
+    def pause(self) -> None:
+        time.sleep(self._pause)
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+
+def _position(rank: int | None, ranks: int | None) -> tuple[int, int]:
+    """Rank and number of ranks: as given, or those of torch.distributed, or 0 of 1."""
+    in_use = dist.is_available() and dist.is_initialized()
+    rank = (dist.get_rank() if in_use else 0) if rank is None else rank
+    ranks = (dist.get_world_size() if in_use else rank + 1) if ranks is None else ranks
+    if not 0 <= rank < ranks:
+        raise ConfigError(f"rank is {rank}, but must be from 0 to {ranks - 1}, below ranks")
+    return rank, ranks
+
+
+def _host(engine: Engine) -> str:
+    """What tells hosts apart: the boot that an engine's address names."""
+    return engine.address.partition("boot=")[2].partition("&")[0]
+
+
+def _checked_part(key: str, tensor: torch.Tensor, layout: AnyLayout, rank: int) -> AnyLayout:
+    local, part = tuple(local_tensor(tensor).shape), layout.part(rank)
+    if local != part.shape:
+        raise ConfigError(f"{key!r} has the local shape {local} on rank {rank}, but by its layout it is {part.shape}")
+    return layout
+
+
+def _source_layout(key: str, tensor: torch.Tensor, given: AnyLayout | None, rank: int) -> AnyLayout | None:
+    if isinstance(tensor, DTensor) and given is None:
+        given = layout_of(tensor)
+    return None if given is None else _checked_part(key, tensor, given, rank)
+
+
+def _target_layout(key: str, tensor: torch.Tensor, given: AnyLayout | None, everybody: Mesh, rank: int) -> AnyLayout:
+    if given is None:
+        given = layout_of(tensor) if isinstance(tensor, DTensor) else Layout(tuple(tensor.shape), everybody)
+    return _checked_part(key, tensor, given, rank)
+
+
+def _targets(
+    into: Tensors | None,
+    specs: Mapping[str, TensorSpec],
+    keys: Iterable[str] | Callable[[str], bool] | None,
+    dtype: torch.dtype | None,
+) -> dict[str, torch.Tensor]:
+    if into is None:
+        found = {
+            key: torch.empty(spec.layout.shape, dtype=dtype or getattr(torch, spec.dtype))
+            for key, spec in specs.items()
+            if keys is None or (keys(key) if callable(keys) else key in set(keys))
+        }
+    else:
+        found = named_tensors(into)
+    if keys is None or callable(keys):
+        return {key: tensor for key, tensor in found.items() if keys is None or keys(key)}
+    wanted = list(keys)
+    if missing := [key for key in wanted if key not in found]:
+        raise ConfigError(f"keys names {missing}, but there are no such tensors")
+    return {key: found[key] for key in wanted}
+
+
+def _offers(source: Any, directory: Any, timeout: float | None, engine: Engine) -> list[Offer]:
+    if not isinstance(source, str):
+        return list(source)
+    if directory is None:
+        raise ConfigError(f"source is the name {source!r}, but there is no directory to find it in")
+    return [Offer.from_bytes(data, engine=engine) for data in directory_of(directory).get(source, timeout)]
+
+
+def _buffers(offer: Offer) -> dict[str, RDMABuffer]:
+    return {key: tensor.buffer for key, tensor in offer.tensors.items() if tensor.buffer is not None}
