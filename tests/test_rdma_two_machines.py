@@ -41,7 +41,8 @@ class Traffic:
 
     def __init__(self, machines: tuple[Machine, Machine], lane: str, **options: Any) -> None:
         self.options = {"secret": "/run/secret", "lanes": lane, "heartbeat_timeout": 30}
-        ours = {"rounds": 50, "depth": 4, "bytes": 4096, "timeout": 60, "pause": 0, "stop_at_failure": False, **options}
+        few = {"rounds": 50, "depth": 4, "bytes": 4096, "timeout": 60, "pause": 0, "stop_at_failure": False, "rails": 0}
+        ours = few | options
         owner = {**self.options, "listen_host": "10.9.0.1", "size": ours["depth"] * ours["bytes"]}
         self.owner = machines[0].start(f"{GUEST}/owner.py {shlex.quote(json.dumps(owner))}")
         handles = said(self.owner, 0)
@@ -140,8 +141,9 @@ def test_a_cable_that_loses_packets(machines: tuple[Machine, Machine], lane: str
 
 @pytest.mark.skipif("verbs" not in LANES, reason="this version has no verbs lane")
 def test_large_transfers_go_over_both_rails(machines: tuple[Machine, Machine]) -> None:
+    traffic = Traffic(machines, "verbs", rounds=8, depth=1, bytes=8 * MiB, rails=2)
     before = [packets(machines[1], rail) for rail in (0, 1)]
-    outcome = Traffic(machines, "verbs", rounds=8, depth=1, bytes=8 * MiB).ends(120)
+    outcome = traffic.ends(120)
     assert outcome["failures"] == {} and outcome["rails"] == 2
     assert all(packets(machines[1], rail) - before[rail] > 500 for rail in (0, 1))
 
@@ -149,7 +151,7 @@ def test_large_transfers_go_over_both_rails(machines: tuple[Machine, Machine]) -
 @pytest.mark.skipif("verbs" not in LANES, reason="this version has no verbs lane")
 def test_a_cable_that_is_pulled_for_good(machines: tuple[Machine, Machine]) -> None:
     """That of the second rail; the control stream is on the first."""
-    traffic = Traffic(machines, "verbs", rounds=40, depth=2, bytes=2 * MiB)
+    traffic = Traffic(machines, "verbs", rounds=20, depth=4, bytes=2 * MiB, rails=2)
     machines[1].plug(1, False)
     try:
         outcome = traffic.ends(200)

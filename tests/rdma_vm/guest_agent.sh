@@ -32,6 +32,12 @@ for rail in 0 1; do
   rdma link add "rxe$rail" type rxe netdev "rail$rail"
 done
 chmod 666 /dev/infiniband/*
+# The kernel opens the ports and enters the addresses a moment later.
+for rail in 0 1; do
+  port=/sys/class/infiniband/rxe$rail/ports/1
+  gid=$(printf '0000:0000:0000:0000:0000:ffff:0a09:%02x%02x' "$rail" "$number")
+  until grep -q ACTIVE "$port/state" && grep -qx "$gid" "$port"/gids/* 2> /dev/null; do sleep 0.05; done
+done
 
 start() { # start ID : in a session of its own, so that it can be signalled with its children
   setsid bash "/results/$1.sh" < /dev/null > "/results/$1.out" 2>&1 3>&- &

@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent.parent))
 
 from child import Child, maker_of_children
+from rails import BOTH, present, until
 
 from monarch_rdma import config
 from monarch_rdma.rdma import Engine, Secret
@@ -29,6 +30,7 @@ def whole_machine() -> Iterator[Callable[[str], str]]:
     for rail in (0, 1):
         link = f"rdma link show rxe{rail}/1 || rdma link add rxe{rail} type rxe netdev rail{rail}"
         shell(f"ip link set rail{rail} up; {link}")
+    until(lambda: present() == BOTH)
 
 
 @pytest.fixture(autouse=True)

@@ -2,7 +2,8 @@
 
 Prints one JSON line: what was done, what failed and how, and what was wrong. HANDLES: what owner.py printed. OPTIONS
 (JSON): those of the engine, `secret` (a file), `rounds`, `depth` (operations in a round, all at the same time), `bytes`
-(the most of one operation), `timeout` (seconds of one operation), `pause` (seconds between rounds), `stop_at_failure`.
+(the most of one operation), `timeout` (seconds of one operation), `pause` (seconds between rounds), `stop_at_failure`,
+`rails` (it begins when so many carry a read).
 """
 
 from __future__ import annotations
@@ -13,11 +14,12 @@ import itertools
 import json
 import os
 import random
-import subprocess
 import sys
 import time
 from dataclasses import dataclass, field
 from typing import Any
+
+from rails import queue_pairs
 
 from monarch_rdma.errors import RdmaError
 from monarch_rdma.rdma import Engine, Future, RDMAAction, RDMABuffer, Secret
@@ -146,19 +148,30 @@ def _end_of(future: Any, outcome: Outcome, timeout: float) -> RdmaError | None:
 
 def held() -> int:
     """Descriptors and queue pairs of this process."""
-    found = json.loads(subprocess.check_output(["rdma", "-j", "resource", "show", "qp"]))
-    return len(os.listdir("/proc/self/fd")) + sum(entry.get("pid") == os.getpid() for entry in found)
+    return len(os.listdir("/proc/self/fd")) + queue_pairs(os.getpid())
+
+
+def connect(data: RDMABuffer, rails: int) -> None:
+    """Reads all of it until so many rails carry it: each is connected in its own time."""
+    deadline = time.monotonic() + 30
+    while True:
+        done = data.read_into(bytearray(data.size()))
+        done.get(30)
+        if done.explain().rails >= rails:
+            return
+        assert time.monotonic() < deadline, f"{done.explain().rails} of {rails} rails are connected after 30 s"
 
 
 def main(handles: dict[str, str], options: dict[str, Any]) -> None:
     ours = {name: options.pop(name) for name in ("rounds", "bytes", "depth", "timeout", "pause", "stop_at_failure")}
+    rails = options.pop("rails")
     secret = Secret.from_file(options.pop("secret"))
     before = held()
     with Engine(secret=secret, name="reader", **options) as engine:
         data, counter = (
             RDMABuffer.from_bytes(base64.b64decode(handles[name]), engine=engine) for name in ("data", "counter")
         )
-        data[:1].read_into(bytearray(1)).get(30)
+        connect(data, rails)
         print("{}", flush=True)  # it begins
         outcome = run(data, counter, ours)
     outcome.left = held() - before

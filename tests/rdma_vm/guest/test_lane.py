@@ -5,10 +5,7 @@ Plain buffers, because importing torch takes a minute here; tests/test_lanes.py 
 
 from __future__ import annotations
 
-import json
-import os
 import signal
-import subprocess
 import threading
 import time
 from collections.abc import Callable
@@ -16,6 +13,7 @@ from pathlib import Path
 
 import pytest
 from child import Child
+from rails import queue_pairs, until
 
 from monarch_rdma import config, errors
 from monarch_rdma.rdma import Engine, RDMAAction, RDMABuffer, Secret
@@ -46,10 +44,26 @@ def sent_packets(rail: int) -> int:
     return int(Path(f"/sys/class/infiniband/rxe{rail}/ports/1/hw_counters/sent_pkts").read_text())
 
 
-def queue_pairs() -> int:
-    """Those of processes, on all devices."""
-    found = json.loads(subprocess.check_output(["rdma", "-j", "resource", "show", "qp"]))
-    return sum("pid" in entry for entry in found)
+def read_over_both_rails(buffer: RDMABuffer) -> None:
+    """The first transfers go over the rail that is connected first."""
+
+    def read() -> bool:
+        done = buffer.read_into(bytearray(buffer.size()))
+        done.get(60)
+        return done.explain().rails == 2
+
+    until(read)
+
+
+def read_by_verbs(buffer: RDMABuffer) -> None:
+    """Where there is another lane, operations take that until a rail is connected."""
+
+    def read() -> bool:
+        done = buffer.read_into(bytearray(buffer.size()))
+        done.get(60)
+        return done.explain().lane == "verbs"
+
+    until(read)
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 4095, 4096, 4097, MiB - 1, MiB, MiB + 1, 4 * MiB - 3])
@@ -139,11 +153,7 @@ def test_compare_and_swap(owner: Child, reader: Engine) -> None:
 
 def test_both_rails_carry_a_large_transfer(owner: Child, reader: Engine) -> None:
     buffer = publish(owner, reader, 16 * MiB)
-    for _ in range(50):  # the first goes over the rail that is connected first
-        first = buffer.read_into(bytearray(16 * MiB))
-        first.get(60)
-        if first.explain().rails == 2:
-            break
+    read_over_both_rails(buffer)
     before = [sent_packets(rail) for rail in (0, 1)]
     got = bytearray(16 * MiB)
     done = buffer.read_into(got)
@@ -203,8 +213,7 @@ def test_the_owner_is_killed_in_mid_transfer(child_process: Maker, reader: Engin
     buffer = publish(owner, reader, 64 * MiB)
     future = buffer.read_into(bytearray(64 * MiB))
     sent = sent_packets(0) + sent_packets(1)
-    while sent_packets(0) + sent_packets(1) < sent + 100:
-        time.sleep(0.01)
+    until(lambda: sent_packets(0) + sent_packets(1) >= sent + 100)
     owner.signal(signal.SIGKILL)
     began = time.monotonic()
     assert isinstance(future.exception(30), errors.PeerLost)
@@ -222,16 +231,30 @@ def test_an_operation_is_cancelled_and_its_memory_left_alone(owner: Child, reade
     assert got == after
 
 
-def test_nothing_is_left_of_engines(secret: Secret, child_process: Maker) -> None:
-    before = queue_pairs(), len(os.listdir("/proc/self/fd"))
-    owner = child_process(name="short-lived", lanes="verbs")
+def test_nothing_is_left_of_engines(owner: Child, secret: Secret, child_process: Maker) -> None:
+    """In a process of its own: engines of other tests may still be making queue pairs."""
+    blob = owner.run(OWN, size=MiB, access="rw")
+    user = child_process(name="user", lanes="tcp")
+    descriptors = set()
     for _ in range(3):
-        with Engine(secret=secret, name="reader", lanes="verbs") as engine:
-            buffer = publish(owner, engine, MiB)
-            buffer.read_into(bytearray(MiB)).get(60)
-            assert queue_pairs() > before[0]
-    owner.close()
-    assert (queue_pairs(), len(os.listdir("/proc/self/fd"))) == before
+        user.run(
+            """
+            used = Engine(secret=secret, name="reader", lanes="verbs")
+            RDMABuffer.from_bytes(blob, engine=used).read_into(bytearray(1 << 20)).get(60)
+            """,
+            blob=blob,
+        )
+        assert queue_pairs(user.pid) > 0
+        user.run("used.close()")
+        assert queue_pairs(user.pid) == 0
+        descriptors.add(user.run("import os; result = len(os.listdir('/proc/self/fd'))"))
+    assert len(descriptors) == 1
+    short_lived = child_process(name="short-lived", lanes="verbs")
+    with Engine(secret=secret, name="reader", lanes="verbs") as engine:
+        publish(short_lived, engine, MiB).read_into(bytearray(MiB)).get(60)
+        assert queue_pairs(short_lived.pid) > 0
+    short_lived.run("engine.close()")
+    assert queue_pairs(short_lived.pid) == 0
 
 
 def test_memory_that_may_not_be_locked(owner: Child, child_process: Maker) -> None:
@@ -260,7 +283,7 @@ def test_memory_that_may_not_be_locked(owner: Child, child_process: Maker) -> No
 
 def test_the_other_rail_takes_over(owner: Child, reader: Engine, whole_machine: Callable[[str], str]) -> None:
     buffer = publish(owner, reader, 8 * MiB)
-    buffer.read_into(bytearray(8 * MiB)).get(60)
+    read_over_both_rails(buffer)
     got = bytearray(8 * MiB)
     future = buffer.read_into(got)
     whole_machine("ip link set rail0 down")
@@ -280,9 +303,7 @@ def test_without_any_rail_tcp_takes_over_and_says_why(
     owner = child_process(name="falling-back", lanes=lanes)
     with Engine(secret=secret, name="reader", lanes=lanes) as reader:
         buffer = publish(owner, reader, MiB)
-        first = buffer.read_into(bytearray(MiB))
-        first.get(60)
-        assert first.explain().lane == "verbs"
+        read_by_verbs(buffer)
         whole_machine("ip link set rail0 down; ip link set rail1 down")
         got = bytearray(MiB)
         future = buffer.read_into(got)
@@ -299,11 +320,13 @@ def test_a_rail_that_comes_back_is_used_again(
     whole_machine("ip link set rail0 down")
     buffer.read_into(bytearray(8 * MiB)).get(60)
     whole_machine("ip link set rail0 up")
-    deadline = time.monotonic() + 60
     before = sent_packets(0)
-    while sent_packets(0) - before < 100 and time.monotonic() < deadline:
+
+    def uses_it() -> bool:
         buffer.read_into(bytearray(8 * MiB)).get(60)
-    assert sent_packets(0) - before >= 100
+        return sent_packets(0) - before >= 100
+
+    until(uses_it, 60)
 
 
 def test_links_that_go_up_and_down_all_the_time(

@@ -4,46 +4,32 @@ from __future__ import annotations
 
 import os
 import subprocess
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
+from rails import BOTH, present, until
 
 from monarch_rdma import config
 from monarch_rdma.rdma import verbs
-
-BOTH = {f"rxe{rail}:1": (rail, f"::ffff:10.9.{rail}.{os.environ['RDMA_VM_NUMBER']}") for rail in (0, 1)}
 
 
 def ip(*arguments: str) -> None:
     subprocess.run(["ip", *arguments], check=True, timeout=60)
 
 
-def rails() -> dict[str, tuple[int, str]]:
-    return {rail.name: (rail.group, rail.gid) for rail in verbs.describe().rails}
-
-
 def reason(card: str) -> str:
     return next(one.ports[0].reason for one in verbs.describe().cards if one.name == card)
 
 
-def until(expected: Callable[[], bool]) -> None:
-    """The kernel follows a change of an interface a moment later, in a thread of its own."""
-    deadline = time.monotonic() + 30
-    while not expected():
-        assert time.monotonic() < deadline, verbs.describe()
-        time.sleep(0.05)
-
-
 @pytest.fixture(autouse=True)
 def interfaces_as_they_were() -> Iterator[None]:
-    until(lambda: rails() == BOTH)
+    until(lambda: present() == BOTH)
     yield
     for rail, address in BOTH.values():
         ip("addr", "flush", "dev", f"rail{rail}", "scope", "global")
         ip("link", "set", f"rail{rail}", "up")
         ip("addr", "add", f"{address.removeprefix('::ffff:')}/24", "dev", f"rail{rail}")
-    until(lambda: rails() == BOTH)
+    until(lambda: present() == BOTH)
 
 
 def test_pyverbs_sees_the_same() -> None:
@@ -60,24 +46,24 @@ def test_pyverbs_sees_the_same() -> None:
 
 def test_a_rail_that_comes_back_has_its_number_again() -> None:
     ip("link", "set", "rail0", "down")
-    until(lambda: rails() == {"rxe1:1": BOTH["rxe1:1"]})  # rail 1 is still rail 1
+    until(lambda: present() == {"rxe1:1": BOTH["rxe1:1"]})  # rail 1 is still rail 1
     ip("link", "set", "rail0", "up")
-    until(lambda: rails()["rxe0:1"][0] == 0)
+    until(lambda: present()["rxe0:1"][0] == 0)
 
 
 def test_addresses_that_come_and_go_are_followed() -> None:
     ip("addr", "add", "2001:db8::5/64", "dev", "rail1", "nodad")
     ip("addr", "del", f"{BOTH['rxe1:1'][1].removeprefix('::ffff:')}/24", "dev", "rail1")
-    until(lambda: rails()["rxe1:1"][1] == "2001:db8::5")
+    until(lambda: present()["rxe1:1"][1] == "2001:db8::5")
     ip("addr", "del", "2001:db8::5/64", "dev", "rail1")
-    until(lambda: rails()["rxe1:1"][1].startswith("fe80::"))
+    until(lambda: present()["rxe1:1"][1].startswith("fe80::"))
     assert "one Ethernet segment only" in reason("rxe1")
 
 
 def test_an_entry_of_the_table_and_a_card_can_be_asked_for() -> None:
     with config.configured(verbs_devices="rxe1", verbs_gid_index=0):
-        assert list(rails()) == ["rxe1:1"]
-        assert rails()["rxe1:1"][1].startswith("fe80::")
+        assert list(present()) == ["rxe1:1"]
+        assert present()["rxe1:1"][1].startswith("fe80::")
     with config.configured(verbs_devices="mlx5_0"):
         assert verbs.describe().problem == "option verbs_devices = mlx5_0: there is no mlx5_0; here are rxe0, rxe1"
     with config.configured(verbs_gid_index=99):

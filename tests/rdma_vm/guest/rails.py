@@ -1,0 +1,36 @@
+"""The rails of this machine, and waiting for what becomes of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import time
+from collections.abc import Callable
+
+from monarch_rdma.rdma import verbs
+
+BOTH = {f"rxe{rail}:1": (rail, f"::ffff:10.9.{rail}.{os.environ['RDMA_VM_NUMBER']}") for rail in (0, 1)}
+
+
+def present() -> dict[str, tuple[int, str]]:
+    """Number and address of those that an engine would use."""
+    return {rail.name: (rail.group, rail.gid) for rail in verbs.describe().rails}
+
+
+def until(reached: Callable[[], object], seconds: float = 30) -> None:
+    """Waits for what the kernel or a peer does a moment later, in a thread of its own."""
+    deadline = time.monotonic() + seconds
+    while not reached():
+        assert time.monotonic() < deadline, f"not reached within {seconds:.0f} s; rails: {verbs.describe().rails}"
+        time.sleep(0.05)
+
+
+def queue_pairs(pid: int) -> int:
+    """Those of a process on all devices, and those whose process is not known any more.
+
+    The kernel names the thread that made one, as long as that lives.
+    """
+    found = json.loads(subprocess.check_output(["rdma", "-j", "resource", "show", "qp"]))
+    threads = {str(pid), *os.listdir(f"/proc/{pid}/task")}
+    return sum(entry["type"] == "RC" and str(entry.get("pid", pid)) in threads for entry in found)
