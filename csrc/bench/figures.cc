@@ -100,6 +100,7 @@ class TransferFigure {
         memory_(memory),
         raw_target_(raw_target),
         transfers_(remotes(), plan) {
+    transfers_.keep(session.engine());
     first_ = transfers_.probe();
     if (plan.op != Op::kFetchAdd && std::string(name_of(lane)) != first_.lane)  // atomics choose their own way
       throw Failure(std::string("asked for the lane ") + name_of(lane) + " but the engine took '" + first_.lane + "' " +
@@ -110,6 +111,7 @@ class TransferFigure {
       TransferPlan one_by_one = plan;
       one_by_one.one_by_one = true;
       singles_ = std::make_unique<Transfers>(remotes(), one_by_one);
+      singles_->keep(session.engine());
     }
   }
 

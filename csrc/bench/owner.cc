@@ -58,6 +58,7 @@ class Owner::Mirror {
     TransferPlan plan{
         static_cast<Op>(request.op), request.size, {request.pieces, request.run}, false, request.depth, request.flags};
     transfers_ = std::make_unique<Transfers>(std::vector{remote_}, plan);
+    transfers_->keep(engine);
     thread_ = std::thread([this, plan, verify = request.verify] {
       try {
         moved_ = transfers_->window({86400, UINT64_MAX}, &stop_);

@@ -79,6 +79,13 @@ Transfers::~Transfers() {
     mr_op_wait(op, -1);
     mr_op_release(op);
   }
+  if (keeper_) mr_memory_forget(keeper_, local_.data(), local_.size());
+}
+
+void Transfers::keep(mr_engine* engine) {
+  mr_error error{};
+  check(mr_memory_keep(engine, local_.data(), local_.size(), &error), error, "keeping local memory");
+  keeper_ = engine;
 }
 
 // Slot s works on region s % regions; its local memory is its own.

@@ -45,6 +45,8 @@ class Transfers {
   ~Transfers();
   Transfers(const Transfers&) = delete;
 
+  // Promises that the local memory stays, so that a card keeps it registered, as raw programs do with theirs.
+  void keep(mr_engine* engine);
   // One operation, and what it says of itself.
   mr_result probe();
   // Blocking operations, one at a time. Appends seconds per operation.
@@ -68,6 +70,7 @@ class Transfers {
   Buffer local_;
   uint64_t operations_ = 0, slots_used_ = 0;
   std::vector<mr_op*> flying_;
+  mr_engine* keeper_ = nullptr;
 };
 
 // The plan's bytes inside the region, and as they lie in local memory (gathered).

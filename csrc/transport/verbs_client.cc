@@ -121,18 +121,22 @@ void VerbsClient::end_small(Work& work, Status status) {
 void VerbsClient::start(const OpRef& op) {
   assert(loop_.held());
   if (!is_blocked() && try_inline(op)) return;
-  begin(op);
+  const VerbsTransferRef transfer = begin(op);
   ask_rails();
   open_some(op->bytes() >= kLargeBytes);
-  pump();
+  attempt(transfer);
+  if (is_waiting(*transfer)) enqueue(transfer);
 }
 
 VerbsTransferRef VerbsClient::begin(const OpRef& op) {
   const auto transfer = std::make_shared<VerbsTransfer>(op, rails_.size());
   op->lane_state = transfer;
   op->set_helper(shared_from_this());
-  enqueue(transfer);
   return transfer;
+}
+
+bool VerbsClient::is_waiting(const VerbsTransfer& transfer) {
+  return !transfer.ended && transfer.failure.ok() && (transfer.has_work() || transfer.op->bytes() == 0);
 }
 
 void VerbsClient::enqueue(const VerbsTransferRef& transfer) {
@@ -204,22 +208,31 @@ void VerbsClient::pump() {
       const VerbsTransferRef transfer = queue->front();
       queue->pop_front();
       const bool posted = post_some(transfer);
-      if (transfer->ended || !transfer->failure.ok() || (!transfer->has_work() && transfer->op->bytes() > 0)) {
+      if (!is_waiting(*transfer)) {
         transfer->queued = false;
         settle(transfer);
         continue;
       }
       idle = posted ? 0 : idle + 1;
       queue->push_back(transfer);
+      if (!posted && is_full(queue == &large_)) break;
     }
   }
   if (small_.empty() && large_.empty()) waits_for_room_.store(false);
 }
 
+// This one alone: where thousands wait, looking at all of them for each would take for ever.
+void VerbsClient::attempt(const VerbsTransferRef& transfer) {
+  if (is_blocked() || closed_) return;
+  waits_for_room_.store(true);
+  while (post_some(transfer)) continue;
+  if (!is_waiting(*transfer)) settle(transfer);
+}
+
 bool VerbsClient::post_some(const VerbsTransferRef& transfer) {
   if (transfer->ended || !transfer->failure.ok()) return false;
   const OpRef& op = transfer->op;
-  if (!transfer->begun && op->bytes() <= kSmall) {
+  if (is_small(*transfer)) {
     op->lane_state.reset();  // once it is posted it may end at any time
     if (try_inline(op)) {
       transfer->ended = true;
@@ -238,28 +251,56 @@ bool VerbsClient::post_some(const VerbsTransferRef& transfer) {
 
 VerbsClient::Connection* VerbsClient::choose(const VerbsTransferRef& transfer) {
   const bool large = transfer->op->bytes() >= kLargeBytes;
-  const uint64_t window = kWindowChunks * domain_->options().raw.verbs_chunk_bytes;
   Connection* best = nullptr;
-  for (size_t r = 0; r < rails_.size(); ++r) {
-    const auto& slots = rails_[r].slots;
-    const auto is_up = [](const ConnectionRef& each) { return each && each->state == Connection::up; };
-    if (!may_use(r) || std::none_of(slots.begin(), slots.end(), is_up) || !prepare(transfer, r)) continue;
-    // The first is kept for small operations where there are others.
-    const bool others = std::any_of(slots.begin() + 1, slots.end(), is_up);
-    for (size_t s = large && others ? 1 : 0; s < slots.size(); ++s) {
-      if (!is_up(slots[s])) continue;
-      Connection& connection = *slots[s];
-      QueuePair& pair = *connection.pair;
-      if (connection.bytes >= window || pair.outstanding() >= pair.limits().depth || pair.is_broken()) continue;
-      if (best == nullptr || connection.bytes < best->bytes) best = &connection;
-    }
-    if (!large && best != nullptr) break;
+  for (size_t r = 0; r < rails_.size() && (large || best == nullptr); ++r) {
+    if (!may_use(r) || !is_up(r)) continue;
+    Connection* const here = idlest(r, large);
+    // A small one goes out at once when there is room: it is not worth a registration before.
+    if ((here == nullptr && is_small(*transfer)) || !prepare(transfer, r)) continue;
+    if (here != nullptr && (best == nullptr || here->bytes < best->bytes)) best = here;
   }
   return best;
 }
 
+bool VerbsClient::is_up(size_t rail) const {
+  const auto& slots = rails_[rail].slots;
+  return std::any_of(slots.begin(), slots.end(),
+                     [](const ConnectionRef& each) { return each && each->state == Connection::up; });
+}
+
+// Of a rail's queue pairs that have room. The first is kept for small operations where there are others.
+VerbsClient::Connection* VerbsClient::idlest(size_t rail, bool large) const {
+  const uint64_t window = kWindowChunks * domain_->options().raw.verbs_chunk_bytes;
+  const auto& slots = rails_[rail].slots;
+  const auto is_up = [](const ConnectionRef& each) { return each && each->state == Connection::up; };
+  const bool others = std::any_of(slots.begin() + 1, slots.end(), is_up);
+  Connection* best = nullptr;
+  for (size_t s = large && others ? 1 : 0; s < slots.size(); ++s) {
+    if (!is_up(slots[s])) continue;
+    Connection& connection = *slots[s];
+    QueuePair& pair = *connection.pair;
+    if (connection.bytes >= window || pair.outstanding() >= pair.limits().depth || pair.is_broken()) continue;
+    if (best == nullptr || connection.bytes < best->bytes) best = &connection;
+  }
+  return best;
+}
+
+// All queue pairs have as much as they take: no operation can be posted before some of that ends.
+bool VerbsClient::is_full(bool large) const {
+  bool any = false;
+  for (size_t r = 0; r < rails_.size(); ++r) {
+    if (!may_use(r) || !is_up(r)) continue;
+    if (idlest(r, large) != nullptr) return false;
+    any = true;
+  }
+  return any;
+}
+
+bool VerbsClient::is_small(const VerbsTransfer& transfer) { return !transfer.begun && transfer.op->bytes() <= kSmall; }
+
 // True where both keys are at hand; else they are on their way, or will never come.
 bool VerbsClient::prepare(const VerbsTransferRef& transfer, size_t rail) {
+  if (is_small(*transfer) && keys_for(transfer, rail) == nullptr) return false;
   auto& local = transfer->local[rail];
   if (local.state == VerbsTransfer::Local::unknown) register_local(transfer, rail);
   const bool has_keys = local.state != VerbsTransfer::Local::failed && keys_for(transfer, rail) != nullptr;
@@ -281,8 +322,7 @@ const VerbsKeys* VerbsClient::keys_for(const VerbsTransferRef& transfer, size_t 
     const uint32_t right = transfer->is_write() ? MR_WRITE : MR_READ;
     host_.send_on_loop(kVerbsWant, VerbsWant{entry->number, name, right, theirs}.encode());
   }
-  if (std::find(entry->waiting.begin(), entry->waiting.end(), transfer) == entry->waiting.end())
-    entry->waiting.push_back(transfer);
+  entry->waiting.insert(transfer);
   return nullptr;
 }
 
@@ -329,7 +369,7 @@ void VerbsClient::register_local(const VerbsTransferRef& transfer, size_t rail) 
       transfer->local[rail] = {made ? VerbsTransfer::Local::here : VerbsTransfer::Local::failed, made, status};
       if (self->closed_) return;
       if (!status.ok()) self->host_.count("verbs_registrations_failed", 1);
-      self->pump();
+      self->attempt(transfer);
     });
   };
   const bool begun = domain_->memory_worker()->run([card, begin, length, done] {
@@ -412,7 +452,7 @@ void VerbsClient::parts_done() {
     }
     --transfer->open;
     ++transfer->op->chunks;
-    if (!transfer->queued) settle(transfer);
+    if (!transfer->queued || transfer->failure.ok()) settle(transfer);
   }
   if (closed_) return;
   host_.heard_on_loop();

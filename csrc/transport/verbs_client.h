@@ -74,6 +74,7 @@ class VerbsClient : public QueuePair::Sink,
     bool dead = false;     // the card said so
     uint32_t failures = 0;
     Time retry_at{};
+    Time more_at{};                    // not before: a second queue pair could not be made
     Status why;                        // of the last failure
     std::vector<ConnectionRef> slots;  // null: none
   };
@@ -90,6 +91,7 @@ class VerbsClient : public QueuePair::Sink,
   void open(size_t rail, uint32_t slot);
   void open_some(bool large);
   void opened(const ConnectionRef& connection, QueuePairRef pair, std::shared_ptr<void> permit, const Status& status);
+  void refuse(const ConnectionRef& connection, const Status& why);
   void connected(const ConnectionRef& connection, const Status& status);
   void up(const ConnectionRef& connection);
   void lose(const ConnectionRef& connection, Status why, bool blame_rail);
@@ -115,8 +117,14 @@ class VerbsClient : public QueuePair::Sink,
   VerbsTransferRef begin(const OpRef& op);
   void enqueue(const VerbsTransferRef& transfer);
   void pump();
+  void attempt(const VerbsTransferRef& transfer);
   bool post_some(const VerbsTransferRef& transfer);
   Connection* choose(const VerbsTransferRef& transfer);
+  bool is_up(size_t rail) const;
+  Connection* idlest(size_t rail, bool large) const;
+  bool is_full(bool large) const;
+  static bool is_waiting(const VerbsTransfer& transfer);
+  static bool is_small(const VerbsTransfer& transfer);
   bool prepare(const VerbsTransferRef& transfer, size_t rail);
   const VerbsKeys* keys_for(const VerbsTransferRef& transfer, size_t rail);
   void register_local(const VerbsTransferRef& transfer, size_t rail);

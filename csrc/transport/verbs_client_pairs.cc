@@ -99,7 +99,7 @@ void VerbsClient::open_some(bool large) {
     if (!rail.slots[0]) open(r, 0);
     const bool fit = rail.failures == 0 && rail.slots[0];
     for (uint32_t s = 1; s < rail.slots.size() && large && fit; ++s)
-      if (!rail.slots[s] && rail.slots[0]->state == Connection::up) open(r, s);
+      if (!rail.slots[s] && rail.slots[0]->state == Connection::up && Clock::now() >= rail.more_at) open(r, s);
     if (!large && fit) return;
   }
 }
@@ -175,7 +175,7 @@ void VerbsClient::opened(const ConnectionRef& connection, QueuePairRef pair, std
     if (pair) domain_->pairs().run([pair] { pair->shut(); });
     return;
   }
-  if (!status.ok()) return lose(connection, status, true);
+  if (!status.ok()) return refuse(connection, status);
   connection->pair = std::move(pair);
   connection->permit = std::move(permit);
   by_pair_[connection->pair.get()] = connection;
@@ -205,7 +205,7 @@ void VerbsClient::on_accept(const VerbsAccept& accept) {
   cancel_timer(*connection);
   if (!accept.status.ok()) {
     connection->known_there = false;
-    return lose(connection, fail(accept.status.kind, "the peer: " + accept.status.text), true);
+    return refuse(connection, fail(accept.status.kind, "the peer: " + accept.status.text));
   }
   connection->state = Connection::connecting;
   const RailPair& rail = rails_[connection->rail].path;
@@ -225,6 +225,12 @@ void VerbsClient::on_accept(const VerbsAccept& accept) {
     self->loop_.post([self, connection, status] { self->connected(connection, status); });
   };
   if (!domain_->pairs().run(connect)) lose(connection, fail(MR_RESOURCE_EXHAUSTED, "no thread for queue pairs"), true);
+}
+
+// It could not be made, here or there. A rail without the first is of no use; without more than that it is.
+void VerbsClient::refuse(const ConnectionRef& connection, const Status& why) {
+  if (connection->slot > 0) rails_[connection->rail].more_at = after(kLongestPause);
+  lose(connection, why, connection->slot == 0);
 }
 
 void VerbsClient::connected(const ConnectionRef& connection, const Status& status) {
@@ -448,6 +454,7 @@ void VerbsClient::resolve_small(Connection& connection, Work& work, const QueueP
   if (work.staged != nullptr) work.staging->give_back(std::exchange(work.staged, nullptr));
   const VerbsTransferRef again = begin(work.op);
   if (op.retries > kMaxSetbacks) again->failure = too_often(op.retries, connection.why);
+  enqueue(again);
 }
 
 // ---- What cards tell ----

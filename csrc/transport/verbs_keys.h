@@ -5,6 +5,7 @@
 #include <atomic>
 #include <cstdint>
 #include <map>
+#include <unordered_set>
 #include <vector>
 
 #include "verbs_transfer.h"
@@ -20,7 +21,7 @@ class VerbsKeyBook {
     bool known = false;  // else asked for
     uint64_t number = 0;
     VerbsKeys keys;
-    std::vector<VerbsTransferRef> waiting;
+    std::unordered_set<VerbsTransferRef> waiting;
   };
 
   Entry* find(const RegionName& name, uint32_t rail);

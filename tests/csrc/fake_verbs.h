@@ -1,12 +1,14 @@
-// A fake of libibverbs: cards, queue pairs and a wire in memory, for one process. It checks what a card checks (states,
-// keys, rights, bounds, limits), moves the bytes, and can fail the n-th call or any work request in every way. Work
-// requests are carried out by a thread of the fabric, or inside post_send where `immediate` is set.
+// A fake of libibverbs: cards, queue pairs and a wire in memory. It checks what a card checks (states, keys, rights,
+// bounds, limits), moves the bytes, and can fail the n-th call or any work request in every way. Work requests are
+// carried out by a thread of the fabric, or inside post_send where `immediate` is set. It is of one process, unless it
+// is told how to reach others (fake_libibverbs.cc).
 #pragma once
 
 #include <poll.h>
 #include <sys/eventfd.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <cstring>
 #include <deque>
@@ -57,6 +59,20 @@ class FakeFabric {
     uint32_t vendor_error = 0;
   };
 
+  // A work request on its way to the other end.
+  struct Packet {
+    uint32_t to = 0;  // queue pair
+    uint32_t psn = 0;
+    ibv_mtu mtu{};
+    bool global = false;
+    ibv_gid gid{};
+    ibv_wr_opcode opcode{};
+    uint64_t remote = 0, length = 0, operand[2] = {0, 0};
+    uint32_t rkey = 0;
+  };
+  // Has another process serve it: `data` goes there with a write, and comes back otherwise.
+  using Beyond = std::function<ibv_wc_status(const Packet& packet, std::vector<uint8_t>& data)>;
+
   explicit FakeFabric(bool immediate = false) : immediate_(immediate) {
     std::lock_guard guard(current_lock());
     if (current() != nullptr) throw std::logic_error("two fake fabrics at a time");
@@ -101,6 +117,30 @@ class FakeFabric {
     for (auto& device : cards_)
       if (device->facts.name == name) return device->facts;
     throw std::logic_error("no card " + name);
+  }
+
+  // Queue pairs are numbered from here on, and those of others are reached by `beyond`.
+  void join(uint32_t first_pair, Beyond beyond) {
+    std::lock_guard guard(lock_);
+    next_pair_ = first_pair;
+    beyond_ = std::move(beyond);
+  }
+  // What another process sends to one of our queue pairs.
+  ibv_wc_status serve(const Packet& packet, std::vector<uint8_t>& data) {
+    std::lock_guard guard(lock_);
+    uint8_t* there = nullptr;
+    ibv_wc_status status = accept(packet, &there);
+    if (status != IBV_WC_SUCCESS || packet.length == 0) {
+      data.clear();
+    } else if (writes(packet.opcode)) {
+      std::memcpy(there, data.data(), data.size());
+    } else if (packet.opcode == IBV_WR_RDMA_READ) {
+      data.assign(there, there + packet.length);
+    } else {
+      data.resize(sizeof(uint64_t));
+      status = carry_out_atomic(packet, there, data.data());
+    }
+    return status;
   }
 
   // The call fails with `error` once, `skip` calls from now.
@@ -216,6 +256,7 @@ class FakeFabric {
     std::deque<Posted> queue;
     uint64_t posted = 0, retired = 0;    // retired: known to the program through polled completions
     std::map<uint64_t, uint64_t> until;  // wr_id of a completion: what it retires
+    bool away = false;                   // its first request is being served by another process
   };
 
   static FakeFabric*& current() {
@@ -259,7 +300,7 @@ class FakeFabric {
   }
 
   void work(FakeQp& pair) {
-    while (!pair.queue.empty()) {
+    while (!pair.queue.empty() && !pair.away) {
       Posted& posted = pair.queue.front();
       if (pair.state == IBV_QPS_ERR) {
         complete(pair, posted, IBV_WC_WR_FLUSH_ERR, 0);
@@ -300,24 +341,6 @@ class FakeFabric {
     signal(channel.fd);
   }
 
-  FakeQp* partner(FakeQp& pair) {
-    auto found = pairs_.find(pair.attributes.dest_qp_num);
-    if (found == pairs_.end()) return nullptr;
-    FakeQp& theirs = *found->second;
-    const bool ready = theirs.state == IBV_QPS_RTR || theirs.state == IBV_QPS_RTS;
-    const Port &here = device_of(pair.context)->facts.port, &there = device_of(theirs.context)->facts.port;
-    const bool wired =
-        here.state == IBV_PORT_ACTIVE && there.state == IBV_PORT_ACTIVE && !device_of(theirs.context)->facts.dead;
-    const bool found_it = !pair.attributes.ah_attr.is_global ||
-                          std::any_of(there.gids.begin(), there.gids.end(), [&](const ibv_gid& gid) {
-                            return std::memcmp(&gid, &pair.attributes.ah_attr.grh.dgid, sizeof gid) == 0;
-                          });
-    return ready && wired && found_it && theirs.attributes.rq_psn == pair.attributes.sq_psn &&
-                   theirs.attributes.path_mtu == pair.attributes.path_mtu
-               ? &theirs
-               : nullptr;
-  }
-
   const FakeMr* region(const std::map<uint32_t, FakeMr*>& by_key, uint32_t key, const ibv_pd* pd, uint64_t address,
                        uint64_t length, int access) {
     auto found = by_key.find(key);
@@ -327,36 +350,32 @@ class FakeFabric {
     return inside ? found->second : nullptr;
   }
 
+  static bool writes(ibv_wr_opcode opcode) {
+    return opcode == IBV_WR_RDMA_WRITE || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+  }
+  static bool atomic(ibv_wr_opcode opcode) {
+    return opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || opcode == IBV_WR_ATOMIC_CMP_AND_SWP;
+  }
+
   ibv_wc_status carry_out(FakeQp& pair, Posted& posted) {
     const Request& request = posted.request;
-    FakeQp* const theirs = partner(pair);
-    if (theirs == nullptr) return IBV_WC_RETRY_EXC_ERR;
-    const bool writes = request.opcode == IBV_WR_RDMA_WRITE || request.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
-    const bool atomic = request.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD || request.opcode == IBV_WR_ATOMIC_CMP_AND_SWP;
-    if (!writes && !atomic && request.opcode != IBV_WR_RDMA_READ) return IBV_WC_LOC_QP_OP_ERR;
-    uint64_t length = 0;
-    for (const ibv_sge& piece : request.pieces) {
-      length += piece.length;
-      if (!request.inlined && region(by_lkey_, piece.lkey, pair.pd, piece.addr, piece.length,
-                                     writes ? 0 : IBV_ACCESS_LOCAL_WRITE) == nullptr)
-        return IBV_WC_LOC_PROT_ERR;
-    }
-    if (length == 0) return IBV_WC_SUCCESS;  // no key is looked at
-    if (!writes && theirs->attributes.max_dest_rd_atomic == 0) return IBV_WC_REM_INV_REQ_ERR;
-    const int right = writes ? IBV_ACCESS_REMOTE_WRITE : atomic ? IBV_ACCESS_REMOTE_ATOMIC : IBV_ACCESS_REMOTE_READ;
-    if ((theirs->attributes.qp_access_flags & static_cast<unsigned>(right)) == 0 ||
-        region(by_rkey_, request.rkey, theirs->pd, request.remote, length, right) == nullptr) {
-      theirs->state = IBV_QPS_ERR;
-      return IBV_WC_REM_ACCESS_ERR;
-    }
-    auto* there = reinterpret_cast<uint8_t*>(request.remote);
-    if (atomic) return carry_out_atomic(posted, there, length);
+    if (!writes(request.opcode) && !atomic(request.opcode) && request.opcode != IBV_WR_RDMA_READ)
+      return IBV_WC_LOC_QP_OP_ERR;
+    if (device_of(pair.context)->facts.port.state != IBV_PORT_ACTIVE) return IBV_WC_RETRY_EXC_ERR;
+    if (!knows_pieces(pair, request)) return IBV_WC_LOC_PROT_ERR;
+    const Packet packet = packet_of(pair, posted);
+    if (beyond_ && pairs_.count(packet.to) == 0) return send_beyond(pair, posted, packet);
+    uint8_t* there = nullptr;
+    const ibv_wc_status status = accept(packet, &there);
+    if (status != IBV_WC_SUCCESS || packet.length == 0) return status;
+    if (atomic(packet.opcode))
+      return carry_out_atomic(packet, there, reinterpret_cast<uint8_t*>(request.pieces[0].addr));
     const uint8_t* inlined = posted.data.data();
     for (const ibv_sge& piece : request.pieces) {
       auto* here = reinterpret_cast<uint8_t*>(piece.addr);
       if (request.inlined)
         std::memcpy(there, std::exchange(inlined, inlined + piece.length), piece.length);
-      else if (writes)
+      else if (writes(packet.opcode))
         std::memcpy(there, here, piece.length);
       else
         std::memcpy(here, there, piece.length);
@@ -365,16 +384,91 @@ class FakeFabric {
     return IBV_WC_SUCCESS;
   }
 
-  static ibv_wc_status carry_out_atomic(const Posted& posted, uint8_t* there, uint64_t length) {
-    if (length != 8 || reinterpret_cast<uintptr_t>(there) % 8 != 0) return IBV_WC_REM_INV_REQ_ERR;
-    std::atomic_ref<uint64_t> cell(*reinterpret_cast<uint64_t*>(there));
-    uint64_t old = posted.wr.wr.atomic.compare_add;
-    if (posted.wr.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
-      old = cell.fetch_add(posted.wr.wr.atomic.compare_add);
-    else
-      cell.compare_exchange_strong(old, posted.wr.wr.atomic.swap);
-    std::memcpy(reinterpret_cast<void*>(posted.request.pieces[0].addr), &old, sizeof old);
+  bool knows_pieces(const FakeQp& pair, const Request& request) {
+    const int access = writes(request.opcode) ? 0 : IBV_ACCESS_LOCAL_WRITE;
+    return request.inlined || std::all_of(request.pieces.begin(), request.pieces.end(), [&](const ibv_sge& piece) {
+             return region(by_lkey_, piece.lkey, pair.pd, piece.addr, piece.length, access) != nullptr;
+           });
+  }
+
+  static Packet packet_of(const FakeQp& pair, const Posted& posted) {
+    Packet out;
+    out.to = pair.attributes.dest_qp_num;
+    out.psn = pair.attributes.sq_psn;
+    out.mtu = pair.attributes.path_mtu;
+    out.global = pair.attributes.ah_attr.is_global;
+    out.gid = pair.attributes.ah_attr.grh.dgid;
+    out.opcode = posted.request.opcode;
+    out.remote = posted.request.remote;
+    out.rkey = posted.request.rkey;
+    for (const ibv_sge& piece : posted.request.pieces) out.length += piece.length;
+    out.operand[0] = posted.wr.wr.atomic.compare_add;
+    out.operand[1] = posted.wr.wr.atomic.swap;
+    return out;
+  }
+
+  // The other end's card: does it take the packet, and where do its bytes go?
+  ibv_wc_status accept(const Packet& packet, uint8_t** there) {
+    auto found = pairs_.find(packet.to);
+    if (found == pairs_.end()) return IBV_WC_RETRY_EXC_ERR;
+    FakeQp& pair = *found->second;
+    const FakeDevice& card = *device_of(pair.context);
+    const auto& gids = card.facts.port.gids;
+    const bool ready = pair.state == IBV_QPS_RTR || pair.state == IBV_QPS_RTS;
+    const bool wired = card.facts.port.state == IBV_PORT_ACTIVE && !card.facts.dead;
+    const bool found_it = !packet.global || std::any_of(gids.begin(), gids.end(), [&](const ibv_gid& gid) {
+      return std::memcmp(&gid, &packet.gid, sizeof gid) == 0;
+    });
+    if (!ready || !wired || !found_it || pair.attributes.rq_psn != packet.psn || pair.attributes.path_mtu != packet.mtu)
+      return IBV_WC_RETRY_EXC_ERR;
+    if (packet.length == 0) return IBV_WC_SUCCESS;  // no key is looked at
+    if (!writes(packet.opcode) && pair.attributes.max_dest_rd_atomic == 0) return IBV_WC_REM_INV_REQ_ERR;
+    const int right = writes(packet.opcode)   ? IBV_ACCESS_REMOTE_WRITE
+                      : atomic(packet.opcode) ? IBV_ACCESS_REMOTE_ATOMIC
+                                              : IBV_ACCESS_REMOTE_READ;
+    if ((pair.attributes.qp_access_flags & static_cast<unsigned>(right)) == 0 ||
+        region(by_rkey_, packet.rkey, pair.pd, packet.remote, packet.length, right) == nullptr) {
+      pair.state = IBV_QPS_ERR;
+      return IBV_WC_REM_ACCESS_ERR;
+    }
+    *there = reinterpret_cast<uint8_t*>(packet.remote);
     return IBV_WC_SUCCESS;
+  }
+
+  static ibv_wc_status carry_out_atomic(const Packet& packet, uint8_t* there, uint8_t* result) {
+    if (packet.length != 8 || reinterpret_cast<uintptr_t>(there) % 8 != 0) return IBV_WC_REM_INV_REQ_ERR;
+    std::atomic_ref<uint64_t> cell(*reinterpret_cast<uint64_t*>(there));
+    uint64_t old = packet.operand[0];
+    if (packet.opcode == IBV_WR_ATOMIC_FETCH_AND_ADD)
+      old = cell.fetch_add(packet.operand[0]);
+    else
+      cell.compare_exchange_strong(old, packet.operand[1]);
+    std::memcpy(result, &old, sizeof old);
+    return IBV_WC_SUCCESS;
+  }
+
+  // Without the lock, because the other process may be sending to us. Meanwhile the pair may have gone to ERR, and its
+  // memory may be known no more.
+  ibv_wc_status send_beyond(FakeQp& pair, Posted& posted, const Packet& packet) {
+    const Request& request = posted.request;
+    std::vector<uint8_t> data = posted.data;
+    for (const ibv_sge& piece : request.pieces) {
+      const auto* here = reinterpret_cast<const uint8_t*>(piece.addr);
+      if (writes(packet.opcode) && !request.inlined) data.insert(data.end(), here, here + piece.length);
+    }
+    pair.away = true;
+    lock_.unlock();
+    const ibv_wc_status status = beyond_(packet, data);
+    lock_.lock();
+    pair.away = false;
+    returned_.notify_all();
+    if (pair.state == IBV_QPS_ERR) return IBV_WC_WR_FLUSH_ERR;
+    if (status != IBV_WC_SUCCESS || writes(packet.opcode)) return status;
+    if (!knows_pieces(pair, request)) return IBV_WC_LOC_PROT_ERR;
+    const uint8_t* from = data.data();
+    for (const ibv_sge& piece : request.pieces)
+      std::memcpy(reinterpret_cast<void*>(piece.addr), std::exchange(from, from + piece.length), piece.length);
+    return status;
   }
 
   // ---- The calls ----
@@ -726,9 +820,11 @@ class FakeFabric {
   }
   static int destroy_qp(ibv_qp* raw) {
     FakeFabric& fabric = self();
-    std::lock_guard guard(fabric.lock_);
+    std::unique_lock guard(fabric.lock_);
     auto* pair = static_cast<FakeQp*>(raw);
     (void)fabric.call("destroy_qp");
+    pair->state = IBV_QPS_ERR;
+    fabric.returned_.wait(guard, [pair] { return !pair->away; });
     fabric.pairs_.erase(pair->qp_num);
     fabric.ready_.erase(pair->qp_num);
     --static_cast<FakePd*>(pair->pd)->children;
@@ -826,7 +922,7 @@ class FakeFabric {
 
   const bool immediate_;
   std::mutex lock_;
-  std::condition_variable wake_, acknowledged_;
+  std::condition_variable wake_, acknowledged_, returned_;
   bool ending_ = false, keep_log_ = false;
   std::vector<std::unique_ptr<FakeDevice>> cards_;
   std::set<FakeContext*> contexts_;
@@ -841,6 +937,7 @@ class FakeFabric {
   std::vector<std::string> violations_;
   std::vector<Request> log_;
   std::function<Fate(const Request&)> fate_;
+  Beyond beyond_;
   std::thread thread_;
 };
 
