@@ -18,7 +18,7 @@ from raw import Copy, Memcpy, ProcessVm
 from rows import Table, faster_than, limit, rate_of, size_text
 from turns import Contender, each, take_turns
 
-from monarch_rdma.rdma import Engine, RDMABuffer, Secret
+from monarch_rdma.rdma import Engine, RDMAAction, RDMABuffer, Secret
 
 __all__ = [
     "Lab",
@@ -197,11 +197,15 @@ def gloo_and_nixl(lab: Lab) -> None:
 def _peers_rows(lab: Lab, engine: Engine, lane: str, size: int, pairs: dict[str, LineProcess]) -> None:
     with opened(lab.owner, engine, "ordinary", size) as (buffer, *_):
         read = read_of("read", buffer, torch.zeros_like(numbers(size)), lane)
+        action = RDMAAction().read_remote(torch.zeros_like(numbers(size)), buffer)
+        submits = Contender("submit", each(lambda: action.submit().get()))
         others = [_peer_contender(name, pair, size) for name, pair in pairs.items()]
-        lab.measure([read, *others])
+        lab.measure([read, submits, *others])
     for other in others:
-        what = f"{lane} read {size_text(size)}, ordinary memory (Python)"
-        lab.table.add(faster_than(what, size, read.seconds, other.name, other.seconds))
+        # NIXL's transfers are prepared once, as an action's are.
+        for ours, how in ((read, ""), *([(submits, " of an action")] if "NIXL" in other.name else [])):
+            what = f"{lane} read{how} {size_text(size)}, ordinary memory (Python)"
+            lab.table.add(faster_than(what, size, ours.seconds, other.name, other.seconds))
 
 
 def _peer_contender(name: str, pair: LineProcess, size: int) -> Contender:

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <new>
+#include <span>
 
 #include "transport/lanes.h"
 #include "transport/node.h"
@@ -105,13 +106,17 @@ void demand_number(double timeout) {
   if (std::isnan(timeout)) throw Error(MR_CONFIG, "argument timeout is not a number");
 }
 
+Time deadline_of(Time now, double timeout) {
+  if (timeout < 0 || timeout >= 1e9) return Time::max();
+  return now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
+}
+
 OpRef make_op(Verb verb, double timeout) {
   demand_number(timeout);
   auto op = std::make_shared<Op>();
   op->verb = verb;
   op->submitted = Clock::now();
-  if (timeout >= 0 && timeout < 1e9)
-    op->deadline = op->submitted + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
+  op->deadline = deadline_of(op->submitted, timeout);
   return op;
 }
 
@@ -192,6 +197,29 @@ OpRef start_plain(Node& node, const char* address, Verb verb, double timeout, st
   op->peer_name = peer->address().name.empty() ? peer->address().tcp.text() : peer->address().name;
   node.submit(peer, op);
   return op;
+}
+
+bool is_restartable(const mr_op& op) { return (op.verb == Verb::read || op.verb == Verb::write) && op.is_let_go(); }
+
+int restart(Node& node, std::span<mr_op* const> ops, double timeout) {
+  demand_number(timeout);
+  node.check_usable();
+  if (!std::all_of(ops.begin(), ops.end(), [](const mr_op* op) { return is_restartable(*op); }))
+    throw Error(MR_RESOURCE_EXHAUSTED, "an operation that is to start again has not ended yet");
+  const Time now = Clock::now(), until = deadline_of(now, timeout);
+  int unfinished = 0;
+  for (mr_op* op : ops) {
+    auto peer = op->peer.lock();
+    if (!peer) peer = node.peer_of(Address::parse(op->remote->address));
+    op->rearm(now, until);
+    try {
+      node.submit(peer, op->held);
+    } catch (const Error& error) {  // the others are on their way
+      op->finish(error.status());
+    }
+    unfinished += !op->done() || !op->status().ok();
+  }
+  return unfinished;
 }
 
 void wait_ok(const OpRef& op) {
@@ -393,6 +421,12 @@ int mr_remote_map(mr_remote* remote, double timeout, void** address, uint32_t* w
 
 int mr_remote_unmap(mr_remote* remote, void* address, mr_error* error) {
   return guarded(error, [&] { remote->node->release_mapping(address); });
+}
+
+int mr_restart(mr_engine* engine, mr_op* const* ops, uint32_t count, double timeout, mr_error* error) {
+  int unfinished = 0;
+  const int kind = guarded(error, [&] { unfinished = restart(*engine->node, {ops, count}, timeout); });
+  return kind == MR_OK ? unfinished : -kind;
 }
 
 int mr_op_wait(mr_op* op, double timeout) { return op->wait(timeout) ? 1 : 0; }

@@ -210,6 +210,11 @@ int mr_remote_drop(mr_remote* remote, double timeout, mr_op** op, mr_error* erro
 int mr_remote_map(mr_remote* remote, double timeout, void** address, uint32_t* writable, mr_error* error);
 int mr_remote_unmap(mr_remote* remote, void* address, mr_error* error);
 
+/* Starts finished reads and writes (of this engine) once more, each as it was described, with the same local memory;
+ * what is known of the last run is forgotten. Returns how many have not ended in success by now: look at each.
+ * Negative: nothing was started; -MR_RESOURCE_EXHAUSTED where one is not finished yet or not let go of by the engine,
+ * which passes: start it anew. */
+int mr_restart(mr_engine* engine, mr_op* const* ops, uint32_t count, double timeout, mr_error* error);
 /* Waits: 1 = done, 0 = not done within the timeout. */
 int mr_op_wait(mr_op* op, double timeout);
 int mr_op_done(mr_op* op);

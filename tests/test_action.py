@@ -56,6 +56,115 @@ def test_submit_again_moves_what_is_there_now(owner: Engine, reader: Engine) -> 
         assert bool((target == number).all())
 
 
+@pytest.mark.parametrize("lanes", ["shm", "tcp"])
+@pytest.mark.parametrize("size", [8, 3_000_000])
+def test_a_loop_of_submits_makes_nothing_new(
+    lanes: str, size: int, secret: Secret, child_process: Callable[..., Child]
+) -> None:
+    child = child_process(lanes=lanes)
+    fill = "numbers.fill_(value); result = None"
+    blob = child.run(
+        "import torch; numbers = torch.zeros(count, dtype=torch.uint8); "
+        "result = RDMABuffer(numbers, engine=engine).to_bytes()",
+        count=3 * size,
+    )
+    with Engine(secret=secret, lanes=lanes) as engine:
+        buffer = RDMABuffer.from_bytes(blob, engine=engine)
+        targets = [torch.zeros(size, dtype=torch.uint8) for _ in range(2)]
+        source = torch.zeros(size, dtype=torch.uint8)
+        action = RDMAAction().write_remote(buffer[2 * size :], source)
+        for at, target in enumerate(targets):
+            action.read_remote(target, buffer[at * size : (at + 1) * size])
+        seen = set()
+        for value in range(1, 12):
+            child.run(fill, value=value)
+            versions = [target._version for target in targets]
+            source.fill_(100 + value)
+            done = action.submit(timeout=20)
+            if value % 3 == 0:
+                asyncio.run(_wait(done))
+            else:
+                done.get(20)
+            seen.add(id(done))
+            assert all(bool((target == value).all()) for target in targets)
+            assert [target._version for target in targets] != versions
+            report = done.explain()
+            assert report.lane.startswith(lanes) and report.bytes == 3 * size
+            assert child.run("result = numbers[-1].item()") == 100 + value
+        assert len(seen) == 2  # `done` keeps the last one
+
+
+async def _wait(future: Any) -> None:
+    await future
+
+
+def test_a_future_that_somebody_keeps_is_never_started_again(owner: Engine, reader: Engine) -> None:
+    source, target = torch.zeros(8), torch.zeros(8)
+    action = RDMAAction().read_remote(target, handle(source, owner, reader))
+    kept = [action.submit() for _ in range(5)]
+    assert len({id(each) for each in kept}) == 5
+    times = [each.explain().seconds for each in kept]
+    for _ in range(5):
+        action.submit().get(20)
+    assert [each.explain().seconds for each in kept] == times
+
+
+def test_a_submit_after_a_failure_and_the_other_way_round(owner: Engine, reader: Engine) -> None:
+    sources = [torch.ones(8), torch.ones(8)]
+    buffers = [RDMABuffer(source, engine=owner) for source in sources]
+    targets = [torch.zeros(8), torch.zeros(8)]
+    action = RDMAAction()
+    for target, buffer in zip(targets, buffers, strict=True):
+        action.read_remote(target, RDMABuffer.from_bytes(buffer.to_bytes(), engine=reader))
+    for _ in range(3):
+        action.submit().get(20)
+    buffers[1].drop().get(20)
+    for value in range(3):
+        sources[0].fill_(value)
+        error = action.submit().exception(20)
+        assert isinstance(error, errors.AccessDenied) and error.operation == "read"
+        assert bool((targets[0] == value).all())  # the others are carried out all the same
+    # What is added later is carried out too, and the clashes are still known.
+    third = torch.zeros(8)
+    action.read_remote(third, handle(sources[0], owner, reader))
+    with pytest.raises(errors.ConfigError):
+        action.read_remote(third, handle(sources[0], owner, reader))
+    assert isinstance(action.submit().exception(20), errors.AccessDenied)
+    assert bool((third == 2).all())
+    reader.close()
+    with pytest.raises(errors.ConfigError, match="closed"):
+        action.submit()
+
+
+def test_a_submit_again_to_a_lost_peer(secret: Secret, reader: Engine, child_process: Callable[..., Child]) -> None:
+    child = child_process()
+    blob = child.run("data = bytearray(8); result = RDMABuffer(data, engine=engine).to_bytes()")
+    action = RDMAAction().read_remote(memoryview(bytearray(8)), RDMABuffer.from_bytes(blob, engine=reader))
+    for _ in range(3):
+        action.submit().get(20)
+    child.kill()
+    for _ in range(3):
+        assert isinstance(action.submit().exception(20), errors.PeerLost)
+
+
+def test_submits_again_from_many_threads(owner: Engine, reader: Engine) -> None:
+    source, target = torch.full((1000,), 7.0), torch.zeros(1000)
+    action = RDMAAction().read_remote(target, handle(source, owner, reader))
+    failures: list[BaseException | None] = []
+
+    def loop() -> None:
+        for _ in range(300):
+            failures.append(action.submit(timeout=20).exception(20))
+
+    threads = [threading.Thread(target=loop) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failures == [None] * 1200
+    assert bool((target == 7).all())
+
+
 def test_submits_at_the_same_time_follow_one_another(owner: Engine, reader: Engine) -> None:
     counter, old = torch.zeros(1, dtype=torch.int64), torch.zeros(1, dtype=torch.int64)
     action = RDMAAction().fetch_add(handle(counter, owner, reader), old, 1)

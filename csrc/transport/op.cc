@@ -87,6 +87,22 @@ bool mr_op::finish(Status status) {
   return true;
 }
 
+void mr_op::rearm(Time now, Time until) {
+  std::lock_guard guard(lock_);  // whoever finished it has left
+  submitted = now;
+  deadline = until;
+  admitted = unreachable = false;
+  link.reset();
+  tried_lanes = 0;
+  lane = "";
+  for (auto* counted : {&chunks, &rails, &retries}) counted->store(0, std::memory_order_relaxed);
+  skipped.clear();
+  remote_state = MR_NOT_WRITTEN;
+  stop_kind.store(0, std::memory_order_relaxed);
+  status_ = {};
+  state_.store(0);
+}
+
 void mr_op::set_helper(std::shared_ptr<OpHelper> helper) {
   {
     std::lock_guard guard(lock_);

@@ -102,6 +102,10 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
   const mr::Status& status() const { return status_; }  // of a done operation
   double seconds() const { return std::chrono::duration<double>(finished_ - submitted).count(); }
   bool attach(std::shared_ptr<mr_completions> queue, uint64_t tag);
+  // Whether it has ended, and nobody but its caller holds it.
+  bool is_let_go() const { return done() && held.use_count() == 1; }
+  // Of such a one: ready to be submitted once more, as it was described.
+  void rearm(mr::Time now, mr::Time until);
 
   // The caller's reference (mr_op_release gives it back).
   std::shared_ptr<mr_op> held;

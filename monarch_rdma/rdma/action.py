@@ -5,6 +5,8 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
+from sys import getrefcount
 from typing import TYPE_CHECKING, Any
 
 from .._engine import ffi, lib
@@ -14,7 +16,9 @@ from .engine import raise_error, scratch, seconds
 from .future import AtomicFuture, Future, GroupFuture
 from .memory import Memory, memory_of, note_written
 from .overlap import Target, Targets
+from .region import RemoteRegion
 from .transfer import READ, WRITE, match_dst, match_src, move
+from .view import View
 
 if TYPE_CHECKING:
     import torch
@@ -22,19 +26,25 @@ if TYPE_CHECKING:
 __all__ = ["RDMAAction"]
 
 _WORD = 8  # bytes of an atomic
+_restart = lib.mr_restart
+_BUSY = -lib.MR_RESOURCE_EXHAUSTED
 
 
 class RDMAAction:
     """A batch of reads, writes and atomics. Methods that add one return the action; `submit` starts all.
 
-    The order in which they are carried out is not defined, so what they write may not overlap. May be submitted again.
+    The order in which they are carried out is not defined, so what they write may not overlap. May be submitted again,
+    which costs less than describing each transfer anew: reads and writes are kept as the core knows them.
     Local memory is taken as it is when the operation is added: do not resize the tensor's storage afterwards.
     """
 
     def __init__(self) -> None:
         self._starts: list[Callable[[float], Future]] = []
+        self._written: list[Any] = []  # tensors that reads fill
         self._targets = Targets()
-        self._in_flight: GroupFuture | None = None
+        self._in_flight: Submission | None = None
+        # The last ones, to start again what nobody else has any more; two, for a loop that keeps the last.
+        self._submissions: list[Submission] = []
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -49,14 +59,15 @@ class RDMAAction:
         parts = match_dst(_checked(src, "src")._view, dst, "dst")
         memory, local, _ = parts
         target = Target(memory.address, local, False, "dst of a read")
-        return self._add([(None, target)], lambda timeout: move(src._remote, READ, parts, timeout, 0, None))
+        start = partial(_start, src._remote, READ, parts)
+        return self._add([(None, target)], start, memory.tensor)
 
     def write_remote(self, dst: RDMABuffer, src: torch.Tensor | memoryview | Any) -> RDMAAction:
         """Adds a write of `src` into the buffer `dst`; see RDMABuffer.write_from. Errors as in read_remote."""
         parts = match_src(_checked(dst, "dst")._view, src, "src")
         target = Target(0, parts[2], False, "dst of a write")
         place = dst._remote.descriptor
-        return self._add([(place, target)], lambda timeout: move(dst._remote, WRITE, parts, timeout, 0, None))
+        return self._add([(place, target)], partial(_start, dst._remote, WRITE, parts))
 
     def fetch_add(self, src: RDMABuffer, dst: torch.Tensor | memoryview | Any, add: int) -> RDMAAction:
         """Adds an atomic addition to the 8 bytes of the buffer `src`, which wraps around; `dst` gets the old value.
@@ -86,18 +97,32 @@ class RDMAAction:
         """
         limit = seconds(timeout)
         with self._lock:
-            if self._in_flight is not None:
+            if self._in_flight is not None and not self._in_flight._settled:
                 self._in_flight.exception()
-            members: list[Future] = []
-            try:
-                for start in self._starts:
-                    members.append(start(limit))
-            except BaseException:
-                GroupFuture("action", members).cancel()
-                raise
-            finally:
-                self._in_flight = GroupFuture("action", members)
+            self._in_flight = self._started_again(limit) or self._started(limit)
             return self._in_flight
+
+    def _started_again(self, limit: float) -> Submission | None:
+        """One of the last submissions, started again as it is: in a loop a submit makes nothing new."""
+        submissions = self._submissions
+        self._in_flight = None
+        for index in range(len(submissions)):
+            if getrefcount(submissions[index]) == 2 and submissions[index].restart(limit, self._starts, self._written):
+                return submissions[index]
+        return None
+
+    def _started(self, limit: float) -> Submission:
+        members: list[Future] = []
+        try:
+            for start in self._starts:
+                members.append(start(limit))
+        except BaseException:
+            self._in_flight = Submission("action", members)
+            self._in_flight.cancel()
+            raise
+        submission = Submission("action", members)
+        self._submissions = [submission, *self._submissions[:1]]
+        return submission
 
     def _add_atomic(self, name: str, src: RDMABuffer, dst: Any, call: Callable[..., int], *operands: int) -> RDMAAction:
         view, memory = _checked(src, "src")._view, memory_of(dst, "dst")
@@ -123,7 +148,9 @@ class RDMAAction:
         word = Target(0, view, True, f"src of a {name}")
         return self._add([(None, old), (remote.descriptor, word)], start)
 
-    def _add(self, targets: list[tuple[Any, Target]], start: Callable[[float], Future]) -> RDMAAction:
+    def _add(
+        self, targets: list[tuple[Any, Target]], start: Callable[[float], Future], written: Any = None
+    ) -> RDMAAction:
         with self._lock:
             if self._in_flight is not None and not self._in_flight.done():
                 raise ConfigError("the action is in flight; wait for it before adding operations")
@@ -132,7 +159,61 @@ class RDMAAction:
             for place, target in targets:
                 self._targets.add(place, target)
             self._starts.append(start)
+            self._submissions = []
+            self._in_flight = None
+            if written is not None:
+                self._written.append(written)
         return self
+
+
+class Submission(GroupFuture):
+    """The operations of one submit. Can be started again in place where nobody else has it."""
+
+    __slots__ = ("_ops",)
+
+    def __init__(self, operation: str, members: list[Future]) -> None:
+        super().__init__(operation, members)
+        self._ops: Any = None
+
+    def restart(self, limit: float, starts: list[Any], written: list[Any]) -> bool:
+        """Starts all of it again; False where that is not possible, and nothing is started.
+
+        `starts`: what holds the memory of each member. `written`: tensors that they fill.
+        """
+        members = self._members
+        if self._ops is None and not self._describe():
+            return False
+        engine, error = members[0]._engine, scratch.error
+        handle = engine.handle  # type: ignore[union-attr]
+        for tensor in written:
+            note_written(tensor)
+        for member, start in zip(members, starts, strict=True):  # before: see Future.cell
+            member.rearm(start)
+        self._settled, self._error = False, None
+        unfinished = _restart(handle, self._ops, len(members), limit, error)
+        if not unfinished:
+            for member in members:
+                member._held, member._settled = None, True
+            self._settled = True
+        elif unfinished < 0:
+            self.done()  # as they were
+            if unfinished != _BUSY:
+                raise_error(error, -unfinished, operation="submit")
+        return bool(unfinished >= 0)
+
+    def _describe(self) -> bool:
+        """Notes the core's operations. False where these are not all reads and writes of one engine."""
+        members = self._members
+        if not members or any(type(each) is not Future or each._engine is not members[0]._engine for each in members):
+            return False
+        if not all(each.cell[0] for each in members):  # one of no bytes
+            return False
+        self._ops = ffi.new("mr_op *[]", [each.cell[0] for each in members])
+        return True
+
+
+def _start(remote: RemoteRegion, verb: int, parts: tuple[Memory, View, View], timeout: float) -> Future:
+    return move(remote, verb, parts, timeout, 0, None)
 
 
 def _checked(buffer: object, argument: str) -> RDMABuffer:

@@ -197,6 +197,13 @@ class Future:
             if not self._peer.is_lane_noted:
                 self.note_lane()
 
+    def rearm(self, held: Any) -> None:
+        """Its operation is about to be started again: what is known of its last end is forgotten."""
+        self._held = held
+        self._settled = False
+        self._error = None
+        self._in_queue = None
+
     def note_lane(self) -> None:
         """Looks at the lane of a region's first transfer: warns, once an engine, of tcp in place of a better one."""
         self._peer.is_lane_noted = True

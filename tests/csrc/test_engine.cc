@@ -140,6 +140,44 @@ TEST(atomics_and_notifications) {
   CHECK_EQ(mr_region_notification(buffer.region, 0, &got, nullptr), 0);
 }
 
+TEST(operations_start_again_as_they_were) {
+  Engine owner("owner"), reader("reader");
+  uint64_t theirs[2] = {1, 2}, ours[2] = {};
+  Buffer buffer(owner, reader, theirs, sizeof theirs);
+  mr_op* ops[2] = {};
+  for (int i = 0; i < 2; ++i)
+    CHECK_EQ(mr_transfer_bytes(buffer.remote, MR_READ, &ours[i], i * 8, 8, 20, 0, &ops[i], nullptr), MR_OK);
+  for (auto* op : ops) CHECK_EQ(mr_op_wait(op, 20), 1);
+  for (uint64_t round = 1; round < 100; ++round) {
+    theirs[0] = round;
+    theirs[1] = 2 * round;
+    int unfinished;  // the first ones are let go of by the loop, which may take a moment
+    do unfinished = mr_restart(reader.handle, ops, 2, 20, nullptr);
+    while (unfinished == -MR_RESOURCE_EXHAUSTED);
+    CHECK_EQ(unfinished, 0);
+    CHECK_EQ(ours[0], round);
+    CHECK_EQ(ours[1], 2 * round);
+  }
+  mr_error error{};
+  CHECK_EQ(mr_restart(reader.handle, ops, 2, 0.0 / 0.0, &error), -MR_CONFIG);
+  mr_op* drop = nullptr;
+  CHECK_EQ(mr_region_drop(buffer.region, &drop, nullptr), MR_OK);
+  CHECK_EQ(finish(drop), MR_OK);
+  CHECK_EQ(mr_restart(reader.handle, ops, 2, 20, &error), 2);
+  for (auto* op : ops) {
+    CHECK_EQ(mr_op_wait(op, 20), 1);
+    CHECK_EQ(mr_op_result(op, nullptr), MR_ACCESS_DENIED);
+  }
+  mr_op* atomic = nullptr;
+  uint64_t word = 0;
+  Buffer again(owner, reader, &word, sizeof word);
+  CHECK_EQ(mr_fetch_add(again.remote, 0, 1, 20, &atomic, nullptr), MR_OK);
+  CHECK_EQ(mr_op_wait(atomic, 20), 1);
+  CHECK_EQ(mr_restart(reader.handle, &atomic, 1, 20, &error), -MR_RESOURCE_EXHAUSTED);  // it is never repeated
+  mr_op_release(atomic);
+  for (auto* op : ops) mr_op_release(op);
+}
+
 TEST(drop_refuses_and_wakes_who_waits_for_notifications) {
   Engine owner("owner"), reader("reader");
   char memory[64] = {}, got[64];
