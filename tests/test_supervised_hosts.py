@@ -83,15 +83,14 @@ def test_a_host_that_comes_back_has_its_processes_again(tmp_path: Path, worker_l
     loops = [worker_loop("one"), worker_loop("two")]
     procs = hosts_at(tmp_path, "one", "two").spawn_procs(**PATIENT)
     workers = procs.spawn("workers", Worker)
-    for _ in range(2):
-        before, old = pids_of(workers), procs._chosen()
-        loops[-1].kill()
-        wait_until(lambda pid=before[1]: not is_alive(pid), "it is left")  # type: ignore[misc]
-        loops.append(worker_loop("two"))
-        now = list(workers.pid.options(timeout=LIMIT).call().get(LIMIT).values())
-        assert now[0] == before[0] and now[1] != before[1]
-        assert psutil.Process(now[1]).parents()[1].pid == loops[-1].pid
-        assert old[1] in current_proc()._superseded
+    before, old = pids_of(workers), procs._chosen()
+    loops[1].kill()
+    wait_until(lambda: not is_alive(before[1]), "it is left")
+    loops.append(worker_loop("two"))
+    now = list(workers.pid.options(timeout=LIMIT).call().get(LIMIT).values())
+    assert now[0] == before[0] and now[1] != before[1]
+    assert psutil.Process(now[1]).parents()[1].pid == loops[2].pid
+    assert old[1] in current_proc()._superseded
     procs.stop().get(LIMIT)
     wait_until(lambda: not any(map(is_alive, pids_now(loops))), "processes are left")
 
