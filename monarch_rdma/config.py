@@ -299,6 +299,27 @@ OPTIONS: dict[str, Option] = {
             engine=False,
         ),
         Option(
+            "message_limit",
+            float,
+            0.0,
+            "How long a message may be worked on before its actor is reported as stuck, where its endpoint declares no "
+            "limit of its own; 0 = any time.",
+            "s",
+            0,
+            86400,
+            engine=False,
+        ),
+        Option(
+            "stuck_timeout",
+            float,
+            10.0,
+            "A process that lives, but runs no Python for this long, is reported as stuck; 0 = never.",
+            "s",
+            0,
+            86400,
+            engine=False,
+        ),
+        Option(
             "event_log",
             str,
             "",

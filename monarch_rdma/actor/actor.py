@@ -18,8 +18,9 @@ class Actor:
     the actor's own thread, one at a time and in the order in which they came (`@concurrent_endpoint` apart).
 
     Hooks, sync or async, all optional: `__supervise__(failure) -> bool` is asked when something this actor spawned has
-    failed (true: handled; false or absent: this actor fails too); `__cleanup__(error)` runs at its end, with None for a
-    stop that was asked for.
+    failed (true: handled; false or absent: this actor fails too); `__stuck__(failure)` is told when something it
+    spawned works on a message for longer than its limit, or runs no Python, and lives; `__cleanup__(error)` runs at its
+    end, with None for a stop that was asked for.
     """
 
     accept_codec: ClassVar[str] = "pickle"

@@ -43,6 +43,7 @@ class EndpointProperty:
         explicit_response_port: bool = False,
         is_concurrent: bool = False,
         propagate: Any = None,
+        limit: float | None = None,
     ) -> None:
         if not callable(method):
             raise ConfigError(f"method is {method!r}, but an endpoint is made of a function")
@@ -52,6 +53,7 @@ class EndpointProperty:
         self.is_concurrent = is_concurrent
         self.explicit_response_port = explicit_response_port
         self.propagate = propagate
+        self.limit = None if limit is None else seconds(limit, "limit")
         if is_concurrent and not self.is_async:
             raise ConfigError(f"{self.name} is not async: concurrent endpoints must be `async def`")
         functools.update_wrapper(self, method)  # type: ignore[arg-type]
@@ -93,19 +95,26 @@ def endpoint(
     propagate: Any = None,
     explicit_response_port: bool = False,
     instrument: bool = True,
+    limit: float | None = None,
 ) -> Any:
     """Makes a method of an Actor one that messages may call.
 
     `explicit_response_port`: the method gets a `Port` as its first argument after self, and answers through it, now or
-    later. `propagate` and `instrument` are accepted for Monarch's programs; they change nothing here.
+    later. `limit`: seconds that a message may be worked on; after that the actor is reported as stuck to its owner,
+    and works on (see docs/supervision.md). `propagate` and `instrument` are accepted for Monarch's programs; they
+    change nothing here.
     """
     if method is None:
         return functools.partial(
-            endpoint, propagate=propagate, explicit_response_port=explicit_response_port, instrument=instrument
+            endpoint,
+            propagate=propagate,
+            explicit_response_port=explicit_response_port,
+            instrument=instrument,
+            limit=limit,
         )
     if isinstance(method, EndpointProperty):
         raise ConfigError(f"{method.name} is an endpoint already")
-    return EndpointProperty(method, propagate=propagate, explicit_response_port=explicit_response_port)
+    return EndpointProperty(method, propagate=propagate, explicit_response_port=explicit_response_port, limit=limit)
 
 
 def concurrent_endpoint(
@@ -114,6 +123,7 @@ def concurrent_endpoint(
     propagate: Any = None,
     explicit_response_port: bool = False,
     instrument: bool = True,
+    limit: float | None = None,
 ) -> Any:
     """Like `endpoint`, for `async def` only: messages start in order, but do not wait for each other's end."""
     if method is None:
@@ -122,10 +132,11 @@ def concurrent_endpoint(
             propagate=propagate,
             explicit_response_port=explicit_response_port,
             instrument=instrument,
+            limit=limit,
         )
     if isinstance(method, EndpointProperty):
         raise ConfigError(f"{method.name} is an endpoint already")
-    return EndpointProperty(method, explicit_response_port=explicit_response_port, is_concurrent=True)
+    return EndpointProperty(method, explicit_response_port=explicit_response_port, is_concurrent=True, limit=limit)
 
 
 def endpoints_of(cls: type) -> dict[str, EndpointProperty]:

@@ -20,7 +20,15 @@ from .remote_error import RemoteError
 if TYPE_CHECKING:
     from .runtime.message import Frame
 
-__all__ = ["MeshFailure", "SupervisionError", "decode_failure", "encode_failure", "unhandled", "unhandled_fault_hook"]
+__all__ = [
+    "STUCK",
+    "MeshFailure",
+    "SupervisionError",
+    "decode_failure",
+    "encode_failure",
+    "unhandled",
+    "unhandled_fault_hook",
+]
 
 _log = logging.getLogger("monarch_rdma.actor")
 
@@ -44,10 +52,11 @@ class SupervisionError(RuntimeError):
 class MeshFailure:
     """What an owner is told when something it spawned has failed.
 
-    `kind`: "actor" (an exception in a message that nobody waits for, in `__init__` or in `__cleanup__`) or "process"
-    (it ended, was killed or was cut off). `rank`: in the mesh of that name, or None. `exit_code`: of a process,
-    negative for a signal. `lines`: the last ones that the process printed. `hint`: what else is known of the end of a
-    process. `timeline`: when (time.time() of whoever says so) it was noticed, what was decided, who was told.
+    `kind`: "actor" (an exception in a message that nobody waits for, in `__init__` or in `__cleanup__`), "process" (it
+    ended, was killed or was cut off), or "stuck", which is none, but a warning for `__stuck__`. `rank`: in the mesh of
+    that name, or None. `exit_code`: of a process, negative for a signal. `lines`: the last ones that the process
+    printed. `hint`: what else is known of the end of a process. `timeline`: when (time.time() of whoever says so) it
+    was noticed, what was decided, who was told.
     """
 
     mesh_name: str
@@ -109,6 +118,9 @@ class MeshFailure:
 
     def __str__(self) -> str:
         return self.report()
+
+
+STUCK = "stuck"  # the kind of a failure that is none: an actor or a process works for too long on something
 
 
 def _indented(text: str) -> str:

@@ -29,7 +29,7 @@ from ..actor import Actor
 from ..debugging.process_facts import facts_of
 from ..debugging.registry import announce
 from ..endpoint import concurrent_endpoint
-from ..failure import MeshFailure, SupervisionError
+from ..failure import STUCK, MeshFailure, SupervisionError
 from ..future import Future
 from ..joining.introduction import introduce
 from ..launch.launcher import ProcessSpec, Started, Template
@@ -165,7 +165,7 @@ class HostAgent(Actor):
         self._lock = threading.Lock()
         self._proc.at_close(self.close)
         self._owners = Owners(self._proc, self._release)
-        self._pulse = Pulse(self._proc)
+        self._pulse = Pulse(self._proc, self._on_stuck)
 
     @concurrent_endpoint
     async def join(self, client: str) -> None:
@@ -383,6 +383,17 @@ class HostAgent(Actor):
             ),
         )
         self._proc.tell_owner(child.owner, failure.noted(f"noticed by the agent of its host, {self._proc.name}"))
+
+    def _on_stuck(self, address: str, process: Started, seconds: float) -> str:
+        why = f"process {process.name} (pid {process.pid}) lives, but has run no Python for {seconds:.3g} s"
+        event = emit("process.stuck", child=process.pid, name=process.name, address=address, message=why)
+        with self._lock:
+            child = self._children.get(address)
+        if child is not None and child.is_wanted:
+            hint = "something holds its GIL; `monarch-rdma stacks` shows where it is"
+            failure = MeshFailure(child.mesh, STUCK, why, child.rank, event=event, hint=hint)
+            self._proc.tell_owner(child.owner, failure.noted(f"noticed by the agent of its host, {self._proc.name}"))
+        return event
 
     def _on_lines(self, client: str, process: Started, stream: str, lines: list[str]) -> None:
         post_lines(self._proc, client, process.name, stream, lines)

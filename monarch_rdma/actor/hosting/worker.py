@@ -131,10 +131,12 @@ def _join(proc: Proc, agent: str) -> None:
     from ..mesh import HostMesh
     from ..shape import Extent
     from .agent import ProcAgent
+    from .pulse import Pulsing
 
     proc.hosts = HostMesh("host", [agent], Extent([], []).region)
     introduce(proc)
     proc.start_local(AGENT, ProcAgent, "agent")
+    Pulsing(proc)
     breakpoints.install(proc)
     proc.expect(proc.register(_Lifeline()), agent)
 

@@ -11,8 +11,10 @@ import contextlib
 import inspect
 import logging
 import os
+import sys
 import threading
 import time
+import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
@@ -25,13 +27,14 @@ from ..context import Context, running
 from ..debugging import breakpoints
 from ..encoding.codec import encode
 from ..endpoint import EndpointProperty, endpoints_of
-from ..failure import MeshFailure, SupervisionError, encode_failure
+from ..failure import STUCK, MeshFailure, SupervisionError, encode_failure
 from ..future import Future
 from ..port import ResponsePort
 from ..shape import Point
 from . import message
 from .mailbox import Mailbox
 from .message import Frame
+from .overdue import Overdue
 from .owned import Owned
 from .reduce import Reducer
 from .route import CREDIT_BATCH
@@ -95,6 +98,7 @@ class Instance:
         self._aborted: BaseException | None = None
         self._last: Frame | None = None  # the stop that waits for its answer
         self._ended: str | None = None
+        self._overdue = Overdue(proc, self._on_overdue)
         self.owned = Owned()
         self._thread = threading.Thread(target=self._live, name=f"actor-{number:x}", daemon=True)
         self._thread.start()
@@ -265,6 +269,7 @@ class Instance:
             raise self._stillborn(first, error) from error
         self._thread.name = f"{self.name}[{self._rank.rank}]"
         self._endpoints = dict(endpoints_of(self._birth.cls))
+        self._overdue.declare({name: prop.limit for name, prop in self._endpoints.items() if prop.limit is not None})
         self._accept = self._birth.cls.accept_codec
 
     def _be_born(self, first: Frame) -> None:
@@ -361,6 +366,23 @@ class Instance:
         failure = MeshFailure(self.name, "actor", report, rank, causes=causes, event=event, number=self._number)
         return failure.noted(f"noticed in its process, {self._proc.name}")
 
+    def _on_overdue(self, frame: Frame, limit: float) -> str:
+        """On the receiving thread."""
+        assert self._birth is not None and self._rank is not None, "it works"
+        text = f"{frame.method.decode()} has run for {limit:g} s, which is its limit, and goes on; it is in\n"
+        text += self._stack_of(frame)
+        event = emit("actor.stuck", mesh=self.name, rank=self._rank.rank, limit=limit, message=text)
+        failure = MeshFailure(self.name, STUCK, text, self._rank.rank, event=event, number=self._number)
+        self._proc.tell_owner(self._birth.owner, failure.noted(f"noticed in its process, {self._proc.name}"))
+        return event
+
+    def _stack_of(self, frame: Frame) -> str:
+        task = next((task for task, each in self._tasks.copy().items() if each is frame), self._driver)
+        if task is not None:
+            stack = traceback.StackSummary.extract((each, each.f_lineno) for each in task.get_stack())
+            return "".join(stack.format()).rstrip()
+        return "".join(traceback.format_stack(sys._current_frames().get(self._thread.ident or 0))).rstrip()
+
     # --- one message
 
     def _is_work(self, frame: Frame) -> bool:
@@ -384,6 +406,7 @@ class Instance:
 
     def _run(self, frame: Frame) -> None:
         self._current, self._since = frame, time.monotonic()
+        overdue = self._overdue.begin(frame)
         try:
             if frame.fetched is not None:
                 frame.fetched.wait(None)
@@ -398,6 +421,7 @@ class Instance:
         except BaseException as error:
             self._failed(frame, error)
         finally:
+            self._overdue.end(overdue)
             self._current = self._mailbox.at_hand = None
 
     async def _run_or_start(self, frame: Frame) -> None:
@@ -422,6 +446,7 @@ class Instance:
     async def _run_async(self, frame: Frame, is_driver: bool = True) -> None:
         if is_driver:
             self._current, self._since = frame, time.monotonic()
+        overdue = self._overdue.begin(frame)
         try:
             if frame.fetched is not None and not frame.fetched.done():
                 await frame.fetched.waiter(asyncio.get_running_loop())
@@ -441,6 +466,7 @@ class Instance:
             else:
                 self._failed_aside(frame, error)
         finally:
+            self._overdue.end(overdue)
             if is_driver:
                 self._current = self._mailbox.at_hand = None
                 _uncancel(self._driver)
@@ -449,7 +475,8 @@ class Instance:
         """The method's value, or its coroutine."""
         running.set(Context(self, frame))
         if frame.kind == message.FAILURE:
-            return self._supervise(self.owned.seen_by_owner(frame.load()))
+            failure = frame.load()
+            return self._warn(failure) if failure.kind == STUCK else self._supervise(self.owned.seen_by_owner(failure))
         method = self._method(frame.method.decode())
         frame.accept = self._accept
         args, kwargs = frame.load()
@@ -457,6 +484,14 @@ class Instance:
             port: ResponsePort[Any] = ResponsePort(self._proc, frame.address, frame.reply, frame.rank, is_first=True)
             return method(self._actor, port, *args, **kwargs)
         return method(self._actor, *args, **kwargs)
+
+    def _warn(self, failure: MeshFailure) -> Any:
+        """Tells the actor that something it owns is stuck."""
+        hook = getattr(self._actor, "__stuck__", None)
+        if hook is not None:
+            return hook(failure)
+        _log.warning("%s", failure.report())
+        return None
 
     def _supervise(self, failures: list[MeshFailure]) -> Coroutine[Any, Any, None] | None:
         """Asks the actor about each. Raises Unhandled."""

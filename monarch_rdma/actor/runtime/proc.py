@@ -30,7 +30,7 @@ from ...supervision import events
 from ...supervision.tally import Tally
 from ..context import ROOT, Context, Root
 from ..encoding.codec import Outgoing, encode
-from ..failure import MeshFailure, SupervisionError, encode_failure, unhandled
+from ..failure import STUCK, MeshFailure, SupervisionError, encode_failure, unhandled
 from ..future import Future
 from ..hosting.host_watch import HostWatch
 from ..hosting.log_sink import LOGS, LogSink
@@ -518,7 +518,10 @@ class RootReceiver:
 
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == message.FAILURE:
-            failures = self._owned.seen_by_owner(frame.load())
+            failure = frame.load()
+            if failure.kind == STUCK:
+                return _log.warning("%s", failure.report())
+            failures = self._owned.seen_by_owner(failure)
             if self._proc.is_ending:
                 for failure in failures:
                     _log.error("while this program ends: %s", failure.report())

@@ -18,6 +18,7 @@ from queue import SimpleQueue
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from ... import config
 from ...errors import ConfigError, RdmaError, TransferTimeout
 from ...supervision.events import emit
 from ...supervision.policy import (
@@ -42,7 +43,7 @@ from ...supervision.policy import (
     Tick,
 )
 from ..encoding.codec import encode
-from ..failure import MeshFailure, SupervisionError, encode_failure
+from ..failure import STUCK, MeshFailure, SupervisionError, encode_failure
 from ..future import Future
 from ..hosting.host import STOPPED
 from ..remote_error import ActorError
@@ -348,8 +349,10 @@ class Driver:
 
     def _on_failure(self, frame: Frame) -> None:
         failure: MeshFailure = frame.load()
-        if failure.kind == "actor":
+        if failure.number is not None:
             self._on_actor_failure(failure)
+        elif failure.kind == STUCK:
+            self._proc.tell_owner(self._owner, failure)
         elif failure.kind == STOPPED:
             life = self._by_address.get(failure.address or "")
             if life is not None:
@@ -465,8 +468,11 @@ class Driver:
         asked = _REQUESTS.get(frame.method)
         if asked is None:
             return self._proc.refuse(frame, f"the supervisor of {self._name} has no method {frame.method.decode()!r}")
+        self._do_as_asked(asked, frame, *pickle.loads(frame.body))
+
+    def _do_as_asked(self, asked: Callable[..., None], frame: Frame, *args: Any) -> None:
         try:
-            asked(self, frame, *pickle.loads(frame.body))
+            asked(self, frame, *args)
         except ConfigError as error:
             self._answer(_Request(frame, (), lambda _: True), error)
 
@@ -511,9 +517,15 @@ class Driver:
     def _have_ended(self, ranks: tuple[int, ...]) -> bool:
         return self._supervisor.is_over or not self._supervisor.children.keys() & set(ranks)
 
-    def _on_replace_asked(self, frame: Frame, rank: int) -> None:
-        """Starts a member that is gone."""
-        place = self._place(rank)
+    def _on_replace_asked(self, frame: Frame, rank: int, until: float = 0.0) -> None:
+        """Starts a member that is gone. `until`: when we stop waiting for the agent to say so of one that is lost."""
+        place, now = self._place(rank), time.monotonic()
+        if place.state == UP and self._proc.is_lost(place.address):
+            until = until or now + float(config.get("heartbeat_timeout"))
+            if now < until:
+                again = partial(self._put, self._do_as_asked, Driver._on_replace_asked, frame, rank, until)
+                self._proc.timers.at(now + _SHORT, again)
+                return
         if place.state != GONE:
             raise ConfigError(f"rank is {rank}, but that process is {place.state}: only one that is gone is replaced")
         self._handle(Remove(rank, "it is replaced"))
@@ -548,6 +560,7 @@ _REQUESTS: dict[bytes, Callable[..., None]] = {
     b"stop": Driver._on_stop_asked,
     b"replace": Driver._on_replace_asked,
 }
+_SHORT = 0.01  # seconds
 _MOST_FAILURES = 256  # that are kept for reports
 
 
