@@ -1,10 +1,9 @@
 #include "peer.h"
 
-#include <fcntl.h>
-#include <unistd.h>
-
 #include <algorithm>
 #include <cassert>
+
+#include "process_life.h"
 
 namespace mr {
 namespace {
@@ -47,33 +46,25 @@ Reply decode_reply(Frame& frame) {
 
 }  // namespace
 
-// The end of a process on this host, also where a forked child keeps its sockets open. Its pidfd tells when it is over,
-// which for a process with much memory comes late: the kernel frees the memory first. So while operations are pending
-// it is asked whether it still has memory at all.
+// The end of a process on this host, also where a forked child keeps its sockets open.
 class Peer::ProcessWatch : public Loop::Watcher {
  public:
-  ProcessWatch(Peer& peer, Fd pidfd) : peer_(peer), pidfd_(std::move(pidfd)) {
-    const std::string path = "/proc/" + std::to_string(peer_.info_.pid) + "/statm";
-    statm_ = Fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
-    peer_.loop().watch_on_loop(pidfd_.get(), EPOLLIN, this);
+  ProcessWatch(Peer& peer, ProcessLife life) : peer_(peer), life_(std::move(life)) {
+    peer_.loop().watch_on_loop(life_.pidfd(), EPOLLIN, this);
   }
-  ~ProcessWatch() { peer_.loop().unwatch_on_loop(pidfd_.get()); }
+  ~ProcessWatch() { peer_.loop().unwatch_on_loop(life_.pidfd()); }
 
-  bool has_memory() const {
-    char first = 0;
-    const ssize_t got = statm_.valid() ? ::pread(statm_.get(), &first, 1, 0) : 1;
-    return !statm_.valid() || (got == 1 && first != '0');  // a killed process has "0 0 0 ...", later ESRCH
-  }
+  bool has_memory() const { return life_.has_memory(); }
 
  private:
   void on_event(uint32_t) override {
     const auto self = peer_.shared_from_this();
-    peer_.loop().unwatch_on_loop(pidfd_.get());
+    peer_.loop().unwatch_on_loop(life_.pidfd());
     peer_.loop().post([self] { self->process_ended_on_loop(); });
   }
 
   Peer& peer_;
-  Fd pidfd_, statm_;
+  const ProcessLife life_;
 };
 
 Status Peer::process_ended() const {
@@ -349,8 +340,7 @@ void Peer::open_window_on_loop() {
 }
 
 void Peer::watch_process_on_loop() {
-  if (Fd pidfd = open_pidfd(info_.pid); pidfd.valid())
-    process_ = std::make_unique<ProcessWatch>(*this, std::move(pidfd));
+  if (ProcessLife life(info_.pid); life.is_known()) process_ = std::make_unique<ProcessWatch>(*this, std::move(life));
   // Before the links are made: then it tries.
   if (info_.pid > 0 && options().allow_ptrace == "job") may_trace_ = std::make_unique<MayTrace>(info_.pid);
 }

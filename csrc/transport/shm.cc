@@ -12,6 +12,7 @@
 #include <optional>
 
 #include "bulk_copy.h"
+#include "process_life.h"
 #include "shm_board.h"
 #include "shm_mappings.h"
 #include "shm_process.h"
@@ -23,6 +24,9 @@ namespace {
 // What the caller's thread does at once: at most about 100 us; handing it to another thread costs 10 to 20.
 constexpr uint64_t kInline = 1u << 20;
 constexpr size_t kMaxReason = 1024;
+// Memory of a process that was killed can be read as long as it is mapped here. Before each piece from this size on it
+// is asked whether it lives, which costs a microsecond: the loop, which notices too, may have to wait for a processor.
+constexpr uint64_t kAskLife = 64u << 10;
 
 enum class Offer : uint8_t { ledger = 1, board = 2, refused = 3 };
 
@@ -94,6 +98,7 @@ class ShmLink final : public Link, public std::enable_shared_from_this<ShmLink> 
   std::optional<Ledger> ledger_;
   std::optional<PeerBoard> board_;
   ProcessMemory process_;
+  ProcessLife owner_life_;
 
   ShmMappings mappings_;
   std::vector<OpRef> early_;  // for the offer
@@ -130,6 +135,7 @@ class ShmTransfer final : public Transfer {
 
   Status move(uint64_t begin, uint64_t length) override {
     if (!mapped_.mapping) return move_by_process(begin, length);
+    if (length >= kAskLife && !link_.owner_life_.has_memory()) return fail(MR_PEER_LOST, "its process has ended");
     if (right() != MR_READ) changed().store(true, std::memory_order_relaxed);
     if (is_atomic(op_->verb))
       apply_atomic(region_);
@@ -199,6 +205,7 @@ void ShmLink::take_board_on_loop(Reader& in, const Fd& fd) {
   } catch (const Error& error) {
     return settle_on_loop(Phase::refused, error.status().text);
   }
+  owner_life_ = ProcessLife(host_.info().pid);
   if (may_process_vm_) process_.open(owner, &no_process_vm_);
   settle_on_loop(Phase::ready, "");
 }
