@@ -119,7 +119,8 @@ class CopyPool::Task : public OpHelper, public std::enable_shared_from_this<Task
       else if (inside_ == 0)
         ended = std::move(job_);
     }
-    if (ended) ended->end(std::move(status_), chunks_, threads_);
+    // One that left early and one that went on in its place were one at a time.
+    if (ended) ended->end(std::move(status_), chunks_, std::min(threads_, max_threads_));
   }
 
   void fail_locked(Status status) {
