@@ -80,6 +80,16 @@ def _parser() -> argparse.ArgumentParser:
         help="largest size of the chart [%(default)s]",
     )
     demo.add_argument("--output", metavar="DIR", type=Path, default="demo_out", help="where figures go [%(default)s]")
+    about = "makes this host one that clients attach to, until Ctrl-C or SIGTERM"
+    worker = commands.add_parser("worker", help=about)
+    worker.add_argument("address", metavar="ADDRESS", help="where clients reach it, such as tcp://node1:22222")
+    worker.add_argument(
+        "--secret-file",
+        metavar="FILE",
+        type=Path,
+        help="the job's secret, the same on all hosts [what option secret_file says]",
+    )
+    worker.add_argument("--until-shutdown", action="store_true", help="end also when a client shuts the hosts down")
     of_program = argparse.ArgumentParser(add_help=False)
     of_program.add_argument(
         "pid", metavar="PID", nargs="?", type=_at_least(1), help="of the program; needed where several run"
@@ -98,7 +108,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     about = "attaches to actors of a running program that wait at a breakpoint()"
     debug = commands.add_parser("debug", help=about, parents=[of_program])
-    for subparser in (doctor, demo, stacks, top, debug):
+    for subparser in (doctor, demo, worker, stacks, top, debug):
         subparser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
@@ -112,6 +122,12 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
         from . import bench
 
         return bench.run(rest)
+    if arguments.command == "worker":
+        from .actor import run_worker_loop_forever, run_worker_loop_until_shutdown
+
+        run = run_worker_loop_until_shutdown if arguments.until_shutdown else run_worker_loop_forever
+        run(address=arguments.address, private_key=arguments.secret_file)
+        return 0
     if arguments.command == "stacks":
         from .tools import stacks
 

@@ -157,6 +157,16 @@ def test_cleanup_is_told_of_a_failure(procs: ProcMesh, faults: Faults) -> None:
     faults.next()
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_process_that_gets_a_signal_ends_in_order(client: HostMesh, faults: Faults, number: signal.Signals) -> None:
+    port, receiver = Channel.open()
+    mortal = client.spawn_procs().spawn("mortal", Mortal, port)
+    os.kill(mortal.pid.call_one().get(LIMIT), number)
+    assert receiver.recv().get(LIMIT) is None  # its __cleanup__
+    failure = faults.next()
+    assert (failure.kind, failure.exit_code, failure.lines) == ("process", 0, ())
+
+
 @pytest.mark.parametrize("cls", [BadEnd, AsyncBadEnd])
 @pytest.mark.parametrize("kind", [LookupError, SystemExit, KeyboardInterrupt])
 def test_a_failing_cleanup_is_a_failure_of_the_actor(
@@ -361,3 +371,4 @@ def test_a_failure_that_nobody_handles_ends_a_program_that_sleeps(of_sigint: Any
         signal.signal(signal.SIGINT, before)
     assert ended.returncode not in (0, 3)
     assert "nothing handles this failure" in ended.stderr and "RuntimeError: stumbled" in ended.stderr
+    assert "KeyboardInterrupt" not in ended.stderr and "time.sleep" not in ended.stderr

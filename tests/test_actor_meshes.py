@@ -195,6 +195,12 @@ def test_sizes_that_cannot_be_are_refused(client: HostMesh, per_host: Any) -> No
         client.spawn_procs(per_host)
 
 
+@pytest.mark.parametrize("per_host", [4, "gpus", [("a", 2)]])
+def test_sizes_without_names_are_refused(client: HostMesh, per_host: Any) -> None:
+    with pytest.raises(ValueError, match="per_host is .* must be a mapping"):
+        client.spawn_procs(per_host)
+
+
 # --- who am I
 
 

@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from monarch_rdma import bench, cli, progress
+from monarch_rdma.rdma import Secret
 
 COMMAND = [sys.executable, "-m", "monarch_rdma.cli"]
 
@@ -35,7 +36,7 @@ def failing_doctor(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException],
 def test_help_names_every_command() -> None:
     done = command("--help")
     assert done.returncode == 0
-    assert all(name in done.stdout for name in ("doctor", "bench", "demo", "stacks", "top", "debug"))
+    assert all(name in done.stdout for name in ("doctor", "bench", "demo", "worker", "stacks", "top", "debug"))
 
 
 def test_version_is_the_packages() -> None:
@@ -224,3 +225,45 @@ def test_progress_on_a_terminal_is_a_bar_that_goes_away() -> None:
     assert done.returncode == 0, done.stderr
     assert b"100%" in done.stdout
     assert done.stdout.rstrip().endswith(b"done")
+
+
+# --- worker
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["tcp://127.0.0.1:22222"], "there is no job secret"),
+        (["tcp//host", "--secret-file", "SECRET"], "has no host and port"),
+        (["ipc://@test", "--secret-file", "/nowhere/secret"], "/nowhere/secret"),
+    ],
+)
+def test_a_worker_that_cannot_be_says_why_in_a_sentence(tmp_path: Path, arguments: list[str], sentence: str) -> None:
+    Secret.generate().write_file(tmp_path / "secret")
+    done = command("worker", *(str(tmp_path / "secret") if each == "SECRET" else each for each in arguments))
+    assert (done.returncode, done.stdout) == (1, "")
+    assert sentence in done.stderr and done.stderr.count("\n") == 1
+
+
+def test_a_worker_serves_clients_until_it_is_interrupted(tmp_path: Path) -> None:
+    Secret.generate().write_file(tmp_path / "secret")
+    address = f"ipc://{tmp_path}/worker"
+    worker = [*COMMAND, "worker", address, "--secret-file", str(tmp_path / "secret")]
+    client = f"""
+import pathlib
+from monarch_rdma.actor import attach_to_workers
+hosts = attach_to_workers(workers=[{address!r}], private_key=pathlib.Path({str(tmp_path / "secret")!r}))
+print(len(hosts.spawn_procs({{"gpus": 2}})))
+"""
+    with subprocess.Popen(worker, stderr=subprocess.PIPE, text=True) as process:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", client], capture_output=True, text=True, timeout=60, check=False
+            )
+            taken = subprocess.run(worker, capture_output=True, text=True, timeout=60, check=False)
+        finally:
+            process.send_signal(signal.SIGINT)
+        _, errors = process.communicate(timeout=30)
+    assert (done.stdout, done.returncode) == ("2\n", 0), done.stderr
+    assert taken.returncode == 1 and "is taken" in taken.stderr and taken.stderr.count("\n") == 1
+    assert (process.returncode, errors) == (0, "")

@@ -82,11 +82,13 @@ def test_a_document_prints_what_it_says(tmp_path: Path, page: str, least: int, e
 def test_the_worker_loops_of_the_document_of_actors(tmp_path: Path) -> None:
     """With files in place of hosts."""
     (shell,), (client,) = blocks_of("docs/actors.md", "sh"), blocks_of("docs/actors.md", "py")
-    _, make_secret, run_loop = (re.sub(r"^python -c \"(.*)\"$", r"\1", line) for line in shell.splitlines())
+    _, make_secret, run_loop = shell.splitlines()
+    make_secret = re.sub(r"^python -c \"(.*)\"$", r"\1", make_secret)
+    run_loop = run_loop.partition("#")[0].replace("monarch-rdma", f"exec {sys.executable} -m monarch_rdma.cli")
     python = partial(subprocess.Popen, cwd=tmp_path, env={**os.environ, "MONARCH_RDMA_SECRET_FILE": "job.secret"})
     assert python([sys.executable, "-c", make_secret]).wait(30) == 0
     hosts = {f"tcp://node{n}:22222": f"ipc://{tmp_path}/{n}" for n in (1, 2)}
-    loops = [python([sys.executable, "-c", run_loop.replace("tcp://node1:22222", file)]) for file in hosts.values()]
+    loops = [python(["sh", "-c", run_loop.replace("tcp://node1:22222", file)]) for file in hosts.values()]
     try:
         for host, file in hosts.items():
             client = client.replace(host, file)

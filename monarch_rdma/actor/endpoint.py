@@ -289,6 +289,13 @@ class Endpoint(Generic[R]):
         reply = 0 if port is None else port.number
         self._post(proc, routes, None, args, kwargs, deadline, first_rank=rank, reply=reply)
 
+    def __call__(self, *_: Any, **__: Any) -> Any:
+        """Raises TypeError: it says how to call it."""
+        raise TypeError(
+            f"{self._what()} is an endpoint of other processes: call it with {self._what()}.call(...) for all of them, "
+            ".call_one(...), .broadcast(...), ...; an actor calls its own with self." + self._name.decode() + "(...)"
+        )
+
     def __repr__(self) -> str:
         return f"<Endpoint {self._what()} of {self._mesh!r}>"
 
@@ -347,7 +354,14 @@ class NotAnEndpoint:
     method: Callable[..., Any]
 
     def __call__(self, *_: Any, **__: Any) -> Any:
-        raise ConfigError(
+        raise ConfigError(self._sentence())
+
+    def __getattr__(self, attribute: str) -> Any:
+        """AttributeError: `mesh.method.call` has none."""
+        raise AttributeError(attribute if attribute.startswith("_") or attribute == "mesh" else self._sentence())
+
+    def _sentence(self) -> str:
+        return (
             f"{self.mesh._class.__name__}.{self.name} is not annotated as an endpoint: decorate it with @endpoint, or "
             f"wrap it where it is called: as_endpoint(mesh.{self.name}).call(...)"
         )

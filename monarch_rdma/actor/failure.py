@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from ..errors import ProtocolError
@@ -181,6 +182,18 @@ def unhandled(failures: Sequence[MeshFailure]) -> None:
             _log.exception("unhandled_fault_hook failed")
         if threading.current_thread() is threading.main_thread():
             raise
+        _end_quietly()
         # It wakes the main thread from any wait. Shells start jobs in the background with SIGINT ignored.
         number = signal.SIGTERM if signal.getsignal(signal.SIGINT) is signal.SIG_IGN else signal.SIGINT
         signal.pthread_kill(threading.main_thread().ident or 0, number)
+
+
+def _end_quietly() -> None:
+    """The report is out: where the main thread happened to be does not matter."""
+    before = sys.excepthook
+
+    def after_the_report(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not issubclass(kind, KeyboardInterrupt):
+            before(kind, error, trace)
+
+    sys.excepthook = after_the_report

@@ -136,6 +136,8 @@ def spawn_on_hosts(
     restarts: Restarts | None,
 ) -> ProcMesh:
     """See HostMesh.spawn_procs."""
+    if per_host is not None and not isinstance(per_host, Mapping):
+        raise ConfigError(f"per_host is {per_host!r:.100}, but must be a mapping such as {{'gpus': 8}}")
     per_host = dict(per_host or {})
     if clash := per_host.keys() & hosts.extent.keys():
         raise ConfigError(f"per_host has dimension {min(clash)!r}, which the host mesh has already")

@@ -30,6 +30,10 @@ __all__ = ["leave", "main", "planted", "seed", "serve"]
 _log = logging.getLogger("monarch_rdma.actor")
 _OWN_OPTIONS = frozenset({"name", "secret_file", "secret_fd", "port_min", "port_max"})  # of one process alone
 _HOST_OPTIONS = ("listen_host", "advertise_host", "ip_family")  # of all processes of a host
+_ENDING: dict[int, Any] = {
+    signal.SIGTERM: signal.SIG_DFL,
+    signal.SIGINT: signal.default_int_handler,
+}  # what they do elsewhere
 _reasons: SimpleQueue[str] = SimpleQueue()  # to end; a signal handler may put one in at any moment
 _held_off = threading.local()  # the signal mask of a thread that forks
 _bell: list[int] = []  # of a process that serves: the ends of the pipe that wakes it, for good
@@ -59,7 +63,8 @@ def main(payload: bytes, fds: list[int]) -> int:
     config.configure(**{**options, **host_options, "name": name})
     adopt_secret(Secret.from_fd(fds[0]))
     proc = current_proc()
-    signal.signal(signal.SIGTERM, _on_terminate)
+    for number in _ENDING:
+        signal.signal(number, _on_signal)
     faulthandler.enable(all_threads=False)  # the last lines of a crash say where in Python it was
     os.register_at_fork(before=_hold_off, after_in_child=_be_an_ordinary_process, after_in_parent=_hold_off_no_more)
     proc.client = client
@@ -77,13 +82,13 @@ def main(payload: bytes, fds: list[int]) -> int:
     return 0
 
 
-def _on_terminate(*_: object) -> None:
-    leave("it was terminated")
+def _on_signal(number: int, _: object) -> None:
+    leave(f"signal {signal.Signals(number).name}")
 
 
 def _hold_off() -> None:
-    """A SIGTERM that reaches a fork before it is an ordinary process waits until it is."""
-    _held_off.mask = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+    """A signal that reaches a fork before it is an ordinary process waits until it is."""
+    _held_off.mask = signal.pthread_sigmask(signal.SIG_BLOCK, _ENDING)
 
 
 def _hold_off_no_more() -> None:
@@ -91,10 +96,11 @@ def _hold_off_no_more() -> None:
 
 
 def _be_an_ordinary_process() -> None:
-    """In a fork that an endpoint made, of multiprocessing for example: SIGTERM ends it, and rings no bell of ours."""
-    if signal.getsignal(signal.SIGTERM) is _on_terminate:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        signal.set_wakeup_fd(-1)
+    """In a fork that an endpoint made, of multiprocessing for example: signals end it, and ring no bell of ours."""
+    for number, ordinary in _ENDING.items():
+        if signal.getsignal(number) is _on_signal:
+            signal.signal(number, ordinary)
+            signal.set_wakeup_fd(-1)
     _hold_off_no_more()
 
 
