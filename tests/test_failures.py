@@ -221,6 +221,17 @@ def test_a_stopped_owner_is_lost_within_the_heartbeat_timeout(lane: Lane, nothin
                 assert bytes(target) == before
 
 
+def test_a_process_that_is_stopped_takes_one_connect_timeout_whatever_ways_lead_to_it(secret: Secret) -> None:
+    with Engine(secret=secret, connect_timeout=1.0) as engine, Child(secret) as owner:
+        buffer = RDMABuffer.from_bytes(owner.run(OWN.format(alloc="bytearray(8)")), engine=engine)
+        owner.stop()
+        began = time.perf_counter()
+        with pytest.raises(errors.PeerLost, match="no answer to the hello"):
+            buffer.read_into(bytearray(8)).get(30)
+        assert 0.9 < time.perf_counter() - began < 1.9  # not twice
+        owner.signal(signal.SIGCONT)
+
+
 @pytest.mark.parametrize("lane", [lane for lane in LANES if lane.lane != "tcp"], ids=str)
 def test_a_stopped_owner_can_still_be_read(lane: Lane, nothing_left: None) -> None:
     """One-sided on one host means: without the owner's help."""

@@ -568,6 +568,29 @@ def test_what_a_worker_started_ends_too(make: Callable[..., Template], pipe: tup
     assert all_end([pidfd], GONE)
 
 
+def test_a_daemon_that_a_worker_left_ends_with_the_template(
+    make: Callable[..., Template], pipe: tuple[int, int]
+) -> None:
+    """It has a session of its own, and a child that will be left too."""
+    source = """
+import os, subprocess, time
+if os.fork() == 0:
+    os.setsid()
+    if os.fork() == 0:
+        child = subprocess.Popen(["sleep", "1000"], start_new_session=True)
+        os.write(fds[0], b"%10d%10d" % (os.getpid(), child.pid))
+        time.sleep(1000)
+    os._exit(0)
+"""
+    template = make()
+    (worker,) = template.spawn([spec(source)], [pipe[1]])
+    told = read_until(pipe[0], 20)
+    pidfds = [os.pidfd_open(int(told[:10])), os.pidfd_open(int(told[10:]))]
+    assert worker.wait(20) == 0
+    template.close()
+    assert all_end(pidfds, GONE)
+
+
 def test_a_worker_that_forks_and_leaves_keeps_nobody_waiting(make: Callable[..., Template]) -> None:
     source = "import os, time\nprint('said', flush=True)\nif os.fork() == 0: os.setsid(); time.sleep(3); os._exit(0)"
     template = make()

@@ -23,6 +23,7 @@ Dialer::Dialer(Loop& loop, const Options& options, const PeerInfo& self, Address
 void Dialer::start_on_loop() {
   if (ways_.empty())
     return finish_on_loop(nullptr, fail(MR_PEER_LOST, "its address offers no way to reach it from here"));
+  until_ = after(options_.raw.connect_timeout);
   next_on_loop();
 }
 
@@ -66,7 +67,8 @@ void Dialer::failed_on_loop(const Status& status) {
     if (worst_.ok()) worst_ = fail(MR_PEER_LOST, "the connection was closed during the hello");
     if (way_ < ways_.size()) worst_.text += " (" + ways_[way_].text() + ")";
   }
-  ++way_;
+  // Whoever is stopped takes connections, and answers over no way.
+  way_ = Clock::now() < until_ ? way_ + 1 : ways_.size();
   next_on_loop();
 }
 

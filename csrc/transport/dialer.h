@@ -41,6 +41,7 @@ class Dialer : public Loop::Watcher, public ControlStream::Handler, public std::
   Done done_;
   std::vector<Way> ways_;
   size_t way_ = 0;
+  Time until_{};  // then no further way is tried
   Fd connecting_;
   Loop::TimerId deadline_{};
   std::shared_ptr<ControlStream> stream_;

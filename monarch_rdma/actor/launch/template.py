@@ -34,6 +34,8 @@ MAX_FDS = 250  # per message; the kernel's SCM_MAX_FD is 253
 _HEADER = struct.Struct("<Q")  # bytes of the body
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+_SLOWEST_DEATH = 1.0  # seconds for what was killed to be gone; the kernel may hold it
 _GRACE_AFTER_CLIENT = 0.7  # seconds between SIGTERM and SIGKILL when the client died without a word
 _LOOK_FOR_CLIENT = 0.25  # seconds between looks at the client while imports run
 
@@ -101,6 +103,7 @@ def main(control_fd: int, client_fd: int) -> None:
     """The template's whole life, and in each forked child the worker's."""
     atexit.register(_leave)  # the first registered is the last called
     _prctl(_PR_SET_PDEATHSIG, signal.SIGCONT)  # a stopped template must run, to see that its client is gone
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)  # what workers start and leave becomes our child, daemons of own sessions too
     template = _Template(socket.socket(fileno=control_fd), client_fd)
     try:
         run_worker = template.serve()
@@ -140,6 +143,16 @@ def _is_readable(fd: int, timeout: float) -> bool:
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(timeout * 1000))
+
+
+def _children() -> list[int]:
+    """Of this process, zombies included."""
+    found, own = [], str(os.getpid())
+    for pid in filter(str.isdecimal, os.listdir("/proc")):
+        with contextlib.suppress(OSError), open(f"/proc/{pid}/stat") as stat:  # it may have ended
+            if stat.read().rpartition(")")[2].split()[1] == own:
+                found.append(int(pid))
+    return found
 
 
 class _Template:
@@ -185,8 +198,20 @@ class _Template:
         for pid in self._children:
             os.kill(pid, signal.SIGKILL)
         self._reap(0)
+        self._kill_orphans()
         os.killpg(0, signal.SIGKILL)  # this process too: nothing that a worker started and left stays
         os._exit(0)
+
+    def _kill_orphans(self) -> None:
+        """Those of other process groups; what they have started becomes ours with their end."""
+        deadline = time.monotonic() + _SLOWEST_DEATH
+        while (orphans := _children()) and time.monotonic() < deadline:
+            for pid in orphans:
+                with contextlib.suppress(PermissionError):  # it has become another user's
+                    os.kill(pid, signal.SIGKILL)
+            self._reap(os.WNOHANG)
+            _is_readable(self._signals[0], 0.01)
+            self._take_signals()
 
     def _prepare(self) -> None:
         """Imports. A failure is told to the client, and is this process's end."""
@@ -284,9 +309,12 @@ class _Template:
         return b""
 
     def _reap(self, flags: int) -> None:
-        """Reports the workers that ended; without WNOHANG, waits for all."""
-        while self._children:
-            pid, status = os.waitpid(-1, flags)
+        """Reports the workers that ended; without WNOHANG, waits for all of them."""
+        while self._children or flags:
+            try:
+                pid, status = os.waitpid(-1, flags)
+            except ChildProcessError:
+                return
             if pid == 0:
                 return
             if pid in self._children:
