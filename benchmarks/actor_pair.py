@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import operator
 import os
 import time
 from collections.abc import Callable
@@ -165,6 +166,30 @@ class Client:
         """Seconds of each call of the actors of all processes."""
         nothing = self._mesh("sync", processes).nothing
         return timed(lambda: nothing.call().get(), count)
+
+    def sum_bytes(self, processes: int, fanout: int, merged: bool) -> int:
+        """Of monarch_rdma: bytes of all answers that reach the client for one sum of a number of each process."""
+        from monarch_rdma import config
+        from monarch_rdma.actor.runtime import message
+        from monarch_rdma.actor.runtime.proc import Proc
+
+        pids = self._mesh("sync", processes).pid
+        total = self._actor.Accumulator(pids, 0, operator.add, merge=operator.add if merged else None)
+        on_frame, sizes = Proc.on_frame, []
+
+        def counting(proc: Any, frame: Any) -> None:
+            if frame.kind == message.SEND:
+                sizes.append(len(frame.body))
+            on_frame(proc, frame)
+
+        with config.configured(cast_fanout=fanout):
+            total.accumulate().get()
+            Proc.on_frame = counting  # type: ignore[method-assign]
+            try:
+                total.accumulate().get()
+            finally:
+                Proc.on_frame = on_frame  # type: ignore[method-assign]
+        return sum(sizes)
 
     def spawn(self, processes: int, use_torch: bool) -> float:
         """Seconds from nothing to every process's answer to a first call. The processes are stopped afterwards."""

@@ -33,6 +33,7 @@ from monarch_rdma.rdma import Engine, Secret
 
 PLACES = {"one processor": 1, "two processors": 2}
 KIB, MIB = 1 << 10, 1 << 20
+FANOUT = 10  # of a tree in which answers are combined
 
 
 @dataclass(frozen=True)
@@ -239,8 +240,13 @@ def many(bench: Bench) -> None:
         for contender in clients.contenders(do="call_all", processes=bench.processes):
             bench.measure([contender])
             contenders.append(contender)
+        question = {"do": "sum_bytes", "processes": bench.processes}
+        single = clients.ours.ask(fanout=bench.processes, merged=False, **question)
+        merged = clients.ours.ask(fanout=FANOUT, merged=True, **question)
     bench.table.add(limit(what, contenders[0].seconds, "s", 15e-3))
     bench.beside_monarch(what, contenders)
+    what = f"accumulate with merge, {bench.processes} processes, fan-out {FANOUT}"
+    bench.table.add(Row(what, merged, "bytes received", single, "one answer from each"))
 
 
 SECTIONS: dict[str, list[Callable[[Bench], None]]] = {

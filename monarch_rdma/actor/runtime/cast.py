@@ -49,6 +49,8 @@ def cast(
     """
     if waiting is not None:
         reply = waiting.number
+    if len(routes) == 1 and not outgoing.num_large and not outgoing.passengers:
+        return _to_one(proc, routes[0], outgoing, method, extent, waiting, deadline, first_rank, flags, reply)
     if outgoing.num_large:
         flags |= message.LARGE
     if outgoing.passengers:
@@ -57,7 +59,7 @@ def cast(
     call = Cast(proc.address, 0, 0, flags, routes[0].number, reply, method, extent)
     receivers = [_Receiver(rank, route) for rank, route in enumerate(routes, first_rank)]
     patience = None if waiting is None or waiting.timeout is None else deadline
-    fanout = int(config.get("cast_fanout"))
+    fanout = _fanout()
     try:
         is_large = outgoing.num_large and tree.saves_transfers(proc, [route.address for route in routes])
         if len(receivers) > fanout or is_large:
@@ -72,6 +74,43 @@ def cast(
         holders.give(proc, outgoing.passengers, [route.address for rank, route in receivers if rank not in lost])
     if lost and waiting is None:
         raise lost[max(lost)]
+
+
+def _to_one(
+    proc: Proc,
+    route: Route,
+    outgoing: Outgoing,
+    method: bytes,
+    extent: bytes,
+    waiting: Waiting | None,
+    deadline: float,
+    rank: int,
+    flags: int,
+    reply: int,
+) -> None:
+    """What most calls are: small, and to one actor."""
+    head = message.pack(message.CALL, route.number, flags=flags, rank=rank, reply=reply, method=method, extent=extent)
+    try:
+        _send(proc, route, head, outgoing.body, deadline, reply, is_counted=not flags & _UNCOUNTED)
+    except SupervisionError as error:
+        _fail(rank, error, waiting)
+        if waiting is None:
+            raise
+    except BaseException:
+        if waiting is not None:
+            waiting.finish()
+        raise
+
+
+def _send(proc: Proc, route: Route, head: bytes, body: bytes, deadline: float, reply: int, *, is_counted: bool) -> None:
+    route.enter(deadline, takes_place=is_counted)
+    route.last_direct = reply or _UNANSWERED
+    try:
+        proc.post(route.address, head, body, max(0.0, deadline - time.monotonic()))
+    except BaseException:
+        if is_counted:
+            route.give_back()
+        raise
 
 
 def _directly(
@@ -104,14 +143,7 @@ def _directly(
             )
             try:
                 is_counted = not call.flags & _UNCOUNTED
-                route.enter(deadline, takes_place=is_counted)
-                route.last_direct = call.reply or _UNANSWERED
-                try:
-                    proc.post(route.address, head, outgoing.body, max(0.0, deadline - time.monotonic()))
-                except BaseException:
-                    if is_counted:
-                        route.give_back()
-                    raise
+                _send(proc, route, head, outgoing.body, deadline, call.reply, is_counted=is_counted)
             except SupervisionError as error:
                 lost[rank] = _fail(rank, error, waiting)
                 if transmission is not None:
@@ -192,6 +224,18 @@ def _end_after(casts: Sequence[Future[None] | None], done: Future[None]) -> None
         done.set_result(None)
     else:
         pending.add_callback(lambda: _end_after(casts, done))
+
+
+_option: tuple[int, int] = (-1, 0)  # generation of the options, value
+
+
+def _fanout() -> int:
+    """The option cast_fanout; looked up again where options have changed."""
+    global _option
+    generation = config.generation()
+    if _option[0] != generation:
+        _option = generation, int(config.get("cast_fanout"))
+    return _option[1]
 
 
 _UNANSWERED = -1

@@ -75,7 +75,7 @@ class Waiting:
         self.timeout: float | None = None
         self._timer: Timer | None = None
         self.accept = "pickle"  # or "safe"
-        self._holders = Holders()  # of response ports that were sent on
+        self._holders: Holders | None = None  # of response ports that were sent on, if any
         proc.calls.add()
         self.number = proc.register(self)
         for route in routes:
@@ -98,6 +98,8 @@ class Waiting:
         rank = frame.rank if frame.rank < len(self.routes) else 0
         if not frame.flags & message.FAILED:
             self.proc.expect(self.number, holder_in(frame))
+        if self._holders is None:
+            self._holders = Holders()
         if self._holders.on_frame(rank, self.routes[rank].address, frame):
             why = "whoever had its response port let go of it without an answer"
             self.on_failed(rank, SupervisionError(f"{self.what}: {why}", self.what))
@@ -106,7 +108,7 @@ class Waiting:
         error = self._named(error)
         is_ours = address == self.proc.address
         ranks = [rank for rank, route in enumerate(self.routes) if is_ours or route.address == address]
-        for rank in (*ranks, *self._holders.ranks_of(address)):
+        for rank in (*ranks, *(self._holders.ranks_of(address) if self._holders else ())):
             self.on_failed(rank, error)
 
     def on_unsent(self, rank: int, error: SupervisionError) -> None:
@@ -158,7 +160,7 @@ class Waiting:
             self._timer.cancel()
         for route in self.routes:
             self.proc.fulfil(self.number, route.address)
-        for holder in self._holders.addresses:
+        for holder in self._holders.addresses if self._holders else ():
             self.proc.fulfil(self.number, holder)
         return True
 
