@@ -53,9 +53,15 @@ def child_process(secret: Secret) -> Iterator[Callable[..., Child]]:
 
 
 @pytest.fixture(scope="module")
-def client() -> Iterator[HostMesh]:
-    """This process as the client of a module's actors; when they are done, nothing of it may be left."""
-    with client_of_its_own() as host:
+def client(request: pytest.FixtureRequest) -> Iterator[HostMesh]:
+    """This process as the client of a module's actors; when they are done, nothing of it may be left.
+
+    Its processes import torch beforehand only if the module uses it, whatever other modules have imported: this takes
+    longer than most modules' tests.
+    """
+    with pytest.MonkeyPatch.context() as patch, client_of_its_own() as host:
+        if not hasattr(request.module, "torch"):
+            patch.setattr("monarch_rdma.actor.hosting.spawning._PRELOAD_WITH_TORCH", ())
         yield host
 
 
