@@ -227,6 +227,28 @@ def test_large_answers_go_to_the_caller_directly_and_hold_nobody_up(procs: ProcM
     assert members.hear.call("next").get(timeout=20).values() == list(range(COUNT))
 
 
+def test_an_actor_may_answer_before_its_process_has_passed_the_call_on(client: HostMesh) -> None:
+    """Another way than those below, whose answers are collected all the same."""
+
+    def wait_for_the_answer_of_each_call() -> None:
+        on_frame = Proc.on_frame
+
+        def waiting(proc: Proc, frame: message.Frame) -> None:
+            on_frame(proc, frame)
+            if frame.kind == message.CALL and frame.method == b"ones_of":
+                wait_until(lambda: frame.is_answered, "it is not answered")
+
+        Proc.on_frame = waiting  # type: ignore[method-assign]
+
+    with (
+        config.configured(cast_fanout=2),
+        client.spawn_procs({"p": 6}, bootstrap=wait_for_the_answer_of_each_call, threads=1) as procs,
+    ):
+        counts = [300_000, 10, 10, 300_000, 10, 10]  # the first of each branch
+        answers = spawn(procs).ones_of.call(counts).get(timeout=20).values()
+        assert [float(tensor.sum()) for tensor in answers] == counts
+
+
 def test_casts_of_many_threads_all_arrive(procs: ProcMesh) -> None:
     """Each thread's in their order, to all or to a part."""
     members = spawn(procs)

@@ -224,9 +224,10 @@ class _Arrived:
         outgoing = Outgoing(bytes(self._body))
         if self._is_new(seen):
             call = self._call()
+            collector = call.collector  # a quick actor may answer another way, and leave it
             self._note(seen)
             self._proc.on_frame(call)
-            self._pass_on(outgoing, call.collector)
+            self._pass_on(outgoing, collector)
         else:
             self._pass_on(outgoing, None)
 
@@ -235,13 +236,14 @@ class _Arrived:
         if not self._is_new(seen):  # it may also have come again while the first one waited to be read
             return self._pass_on(Outgoing(bytes(self._body)), None)
         call = self._call()
+        collector = call.collector
         try:
             call.incoming.fetch(timeout=None)
             outgoing = call.incoming.relay() if len(self._members) > 1 else Outgoing(b"")
             outgoing.body = bytes(self._body[: len(self._body) - len(call.body)]) + outgoing.body  # ports
         except PeerLost:  # with our parent; its own parent sends to us again
-            if call.collector is not None:
-                self._proc.forget(call.collector.number)
+            if collector is not None:
+                self._proc.forget(collector.number)
             return self._tell_parent(self._members)
         except (RdmaError, MemoryError) as error:
             self._proc.refuse(call, f"large arguments could not be read by process {self._proc.name}: {error}")
@@ -249,7 +251,7 @@ class _Arrived:
         else:
             self._proc.on_frame(call)
         self._note(seen)
-        self._pass_on(outgoing, call.collector)
+        self._pass_on(outgoing, collector)
 
     def _is_new(self, seen: dict[tuple[str, int], int]) -> bool:
         return self._cast.number > seen.get((self._cast.sender, self._cast.target), 0)
