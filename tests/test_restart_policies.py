@@ -173,6 +173,16 @@ def test_never_tells_the_owner_who_may_replace_it(procs: ProcMesh, faults: Fault
     owner.stop().get(LIMIT)
 
 
+def test_what_is_seen_to_be_lost_can_be_replaced_at_once(client: HostMesh, faults: Faults) -> None:
+    with client.spawn_procs({"n": 2}, restart="never") as procs:
+        worker = procs.spawn("workers", Worker).slice(n=1)
+        for _ in range(3):
+            pid = kill(worker)
+            procs.replace(1).get(LIMIT)
+            assert worker.pid.call_one().get(LIMIT) != pid
+            faults.next()
+
+
 def test_replace_needs_somebody_to_do_it(procs: ProcMesh) -> None:
     with pytest.raises(ConfigError, match="was not spawned with restart="):
         procs.replace(0)

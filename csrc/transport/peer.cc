@@ -430,13 +430,15 @@ void Peer::beat_on_loop() {
       // This process was stopped or starved itself: what it did not read is no proof of silence.
       if (seconds(now - self->next_beat_) > raw.heartbeat_interval) self->last_heard_ = now;
       for (const auto& stream : self->streams_) self->last_heard_ = std::max(self->last_heard_, stream->last_read());
-      if (seconds(now - self->last_heard_) > raw.heartbeat_timeout) {
+      const double silence = seconds(now - self->last_heard_);
+      if (silence > raw.heartbeat_timeout) {
         self->beating_ = false;
         return self->lost_on_loop(fail(
             MR_PEER_LOST, "no sign of life for " + std::to_string(raw.heartbeat_timeout) + " s (stopped, or cut off)"));
       }
       self->streams_.front()->send_on_loop(kPing, 0, {});
-      self->next_beat_ = after(raw.heartbeat_interval);
+      // At the latest when its time is up: not up to one interval later.
+      self->next_beat_ = after(std::min(raw.heartbeat_interval, raw.heartbeat_timeout - silence + 0.001));
       schedule(self);
     }
   };
