@@ -3,6 +3,9 @@ the time.
 
 Prints one JSON line: for each kind and size the figures of both, bytes per second or seconds, and the median of the
 rounds' ratios (ours to theirs).
+
+A write is timed until its completion, as our operation ends with it: ib_write_bw with one in flight. ib_write_lat tells
+half a ping-pong of writes that are seen in memory, without the acknowledgement.
 """
 
 from __future__ import annotations
@@ -44,12 +47,15 @@ FIGURES = [
 
 
 def theirs(figure: Figure, device: str, address: str) -> float:
-    """perftest's own figure: its average bandwidth, or its median ("typical") latency."""
-    tool = f"ib_{figure.op}_{'lat' if figure.measure == 'latency' else 'bw'}"
+    """perftest's own figure: its average bandwidth, its median ("typical") latency, or one by messages a second."""
+    waits = figure.measure == "latency" and figure.op == "write"
+    tool = f"ib_{figure.op}_{'lat' if figure.measure == 'latency' and not waits else 'bw'}"
     command = [tool, "-d", device, "-F", "-s", str(figure.size), "-n", str(figure.count)]
-    if figure.measure == "bandwidth":
+    if waits:
+        command += ["-t", "1"]
+    elif figure.measure == "bandwidth":
         command += ["-t", str(max(figure.depth, 2))]
-    column, unit = (4, 1e-6) if figure.measure == "latency" else (3, 1e6)
+    column, unit = (4, 1e6) if waits else (4, 1e-6) if figure.measure == "latency" else (3, 1e6)
     deadline = time.monotonic() + PERFTEST_SECONDS
     while True:
         with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as server:
@@ -59,7 +65,8 @@ def theirs(figure: Figure, device: str, address: str) -> float:
         row = next((row for row in rows if row[:2] == [str(figure.size), str(figure.count)]), None)
         # It fails while its server does not listen yet, and now and then it says 0.
         if client.returncode == 0 and row is not None and float(row[column]) > 0:
-            return float(row[column]) * unit
+            value = float(row[column]) * unit
+            return 1 / value if waits else value
         if time.monotonic() > deadline:
             raise RuntimeError(f"{' '.join(command)}: {client.stdout}{client.stderr}")
         time.sleep(0.1)
