@@ -90,6 +90,7 @@ typedef struct {
   uint32_t verbs_max_queue_pairs; /* queue pairs of this engine, those that peers asked for included */
   uint32_t verbs_depth;           /* work requests at a time on one queue pair */
   uint64_t verbs_chunk_bytes;     /* most bytes of one work request */
+  uint32_t verbs_min_run;         /* remote runs shorter than this many bytes go over tcp, whose owner packs them */
   uint32_t verbs_inline_bytes;    /* writes up to this size go inside of the request, where the card can */
   uint32_t verbs_rd_atomic;       /* reads and atomics at a time on one queue pair */
   uint32_t verbs_mtu;             /* of packets; 0 = the ports' */

@@ -162,6 +162,15 @@ OPTIONS: dict[str, Option] = {
         Option("verbs_depth", int, 128, "Work requests at a time on one queue pair.", minimum=2, maximum=32768),
         Option("verbs_chunk_bytes", int, 1 << 20, "Most bytes of one work request.", "bytes", 4096, 1 << 30),
         Option(
+            "verbs_min_run",
+            int,
+            512,
+            "Remote runs shorter than this go over tcp, whose owner packs them.",
+            "bytes",
+            1,
+            1 << 30,
+        ),
+        Option(
             "verbs_inline_bytes",
             int,
             220,

@@ -33,6 +33,7 @@ void check_verbs(const mr_options& raw) {
   demand_range(raw.verbs_max_queue_pairs, 1, 1u << 20, "verbs_max_queue_pairs");
   demand_range(raw.verbs_depth, 2, 32768, "verbs_depth");
   demand_range(raw.verbs_chunk_bytes, 4096, 1u << 30, "verbs_chunk_bytes");
+  demand_range(raw.verbs_min_run, 1, 1u << 30, "verbs_min_run");
   demand_range(raw.verbs_inline_bytes, 0, 4096, "verbs_inline_bytes");
   demand_range(raw.verbs_rd_atomic, 1, 255, "verbs_rd_atomic");
   demand(raw.verbs_mtu == 0 || (raw.verbs_mtu >= 256 && raw.verbs_mtu <= 4096 && std::has_single_bit(raw.verbs_mtu)),
@@ -72,6 +73,7 @@ mr_options Options::defaults() {
   raw.verbs_max_queue_pairs = 4096;
   raw.verbs_depth = 128;
   raw.verbs_chunk_bytes = 1u << 20;
+  raw.verbs_min_run = 512;
   raw.verbs_inline_bytes = 220;
   raw.verbs_rd_atomic = 16;
   raw.verbs_timeout = 14;

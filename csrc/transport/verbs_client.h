@@ -31,7 +31,7 @@ class VerbsClient : public QueuePair::Sink,
   ~VerbsClient();
 
   bool try_inline(const OpRef& op);  // any thread
-  bool reaches_nothing() const { return reaches_nothing_.load(); }
+  std::string refuses(const Op& op) const;
   // On the loop.
   void start(const OpRef& op);
   void stop(const OpRef& op);
@@ -105,6 +105,7 @@ class VerbsClient : public QueuePair::Sink,
   void cancel_timer(Connection& connection);
   void choose_route();
   bool may_use(size_t rail) const;
+  bool has_other_lanes(const Op& op) const;
   bool worth_waiting(const VerbsTransfer& transfer) const;
   std::string why_unusable(const VerbsTransfer& transfer) const;
   std::string name_of(size_t rail) const;

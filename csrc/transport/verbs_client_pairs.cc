@@ -48,13 +48,6 @@ Status too_often(uint32_t times, const Status& lastly) {
   return fail(kUnreachable, "verbs: " + std::to_string(times) + " queue pairs failed under it, lastly: " + lastly.text);
 }
 
-// Where verbs can't carry it, it goes another way.
-bool has_other_lanes(LinkHost& host, const Op& op) {
-  const uint32_t wanted = op.flags & ~uint32_t{MR_STRICT};
-  if ((op.flags & MR_STRICT) != 0 || (wanted != 0 && (wanted & MR_LANE_TCP) == 0)) return false;
-  return host.options().allows("tcp") && ("," + host.info().lanes + ",").find(",tcp,") != std::string::npos;
-}
-
 }  // namespace
 
 // ---- Rails ----
@@ -77,6 +70,20 @@ void VerbsClient::on_rails(std::vector<RailFace> theirs) {
   reaches_nothing_ = std::none_of(rails_.begin(), rails_.end(), [](const RailState& rail) { return rail.reaches; });
   open_some(!large_.empty());
   pump();
+}
+
+// Where verbs can't carry it, it goes another way.
+bool VerbsClient::has_other_lanes(const Op& op) const {
+  const uint32_t wanted = op.flags & ~uint32_t{MR_STRICT};
+  if ((op.flags & MR_STRICT) != 0 || (wanted != 0 && (wanted & MR_LANE_TCP) == 0)) return false;
+  return host_.options().allows("tcp") && ("," + host_.info().lanes + ",").find(",tcp,") != std::string::npos;
+}
+
+std::string VerbsClient::refuses(const Op& op) const {
+  if (reaches_nothing_.load()) return "no rail of ours reaches one of the peer's";
+  const View& there = op.remote_view;
+  if (there.is_contiguous() || there.run() >= domain_->options().raw.verbs_min_run || !has_other_lanes(op)) return "";
+  return "each run of " + std::to_string(there.run()) + " bytes would be a request (option verbs_min_run)";
 }
 
 std::string VerbsClient::name_of(size_t rail) const { return domain_->rails()[rail].name(); }
@@ -106,7 +113,7 @@ void VerbsClient::open_some(bool large) {
 
 bool VerbsClient::worth_waiting(const VerbsTransfer& transfer) const {
   if (!have_rails_) return true;
-  const bool patient = !has_other_lanes(host_, *transfer.op);
+  const bool patient = !has_other_lanes(*transfer.op);
   for (size_t r = 0; r < rails_.size(); ++r) {
     const RailState& rail = rails_[r];
     if (!rail.reaches || rail.dead || transfer.local[r].state == VerbsTransfer::Local::failed) continue;

@@ -18,9 +18,7 @@ class VerbsLink : public Link {
   }
 
   const char* lane() const override { return "verbs"; }
-  std::string refuses(const Op&) const override {
-    return client_->reaches_nothing() ? "no rail of ours reaches one of the peer's" : "";
-  }
+  std::string refuses(const Op& op) const override { return client_->refuses(op); }
   bool try_inline(const OpRef& op) override { return client_->try_inline(op); }
   void start_on_loop(const OpRef& op) override { client_->start(op); }
   void stop_on_loop(const OpRef& op) override { client_->stop(op); }

@@ -145,6 +145,33 @@ TEST(views_on_both_ends) {
   pair.finish();
 }
 
+TEST(short_remote_runs_are_packed_by_the_owner_where_tcp_is_there) {
+  for (const bool tcp : {true, false})
+    for (const uint64_t run : {uint64_t{8}, uint64_t{511}, uint64_t{512}}) {
+      VerbsPair pair(nullptr, tcp ? "verbs,tcp" : "verbs");
+      mr_view raw{};
+      raw.run = run;
+      raw.ndim = 1;
+      raw.count[0] = 50;
+      raw.stride[0] = static_cast<int64_t>(run) + 9;
+      const View there = View::from(raw);
+      Bytes owned = painted_bytes(there.end(), 1), here(there.bytes()), expected(there.bytes());
+      mr::test::copy_views(expected.data(), View::contiguous(0, there.bytes()), owned.data(), there, 0, there.bytes());
+      const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
+      for (const uint32_t flags : {0u, uint32_t{MR_STRICT}}) {
+        const OpRef op =
+            pair.user->begin(Verb::read, remote, there, here.data(), View::contiguous(0, there.bytes()), 30, flags);
+        VerbsSide::expect_ok(op);
+        CHECK(here == expected);
+        const bool packed = tcp && run < 512 && flags == 0;
+        CHECK_EQ(std::string(op->lane), packed ? "tcp" : "verbs");
+        CHECK_EQ(op->skipped.find("verbs_min_run") != std::string::npos, packed);
+        std::fill(here.begin(), here.end(), 0);
+      }
+      pair.finish();
+    }
+}
+
 TEST(local_runs_go_into_one_request_as_far_as_the_card_takes_them) {
   VerbsPair pair(nullptr, "verbs", false, [](FakeFabric& fabric) { fabric.card("use0").attributes.max_sge = 4; });
   mr_view raw{};
