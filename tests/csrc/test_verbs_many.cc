@@ -1,4 +1,5 @@
-// Many peers of one engine on the verbs lane at once, on the fake fabric: all are served, and none waits for all others.
+// Many peers of one engine on the verbs lane at once, on the fake fabric: all are served, and none waits for all
+// others.
 #include <algorithm>
 
 #include "check.h"
@@ -24,8 +25,8 @@ TEST(peers_that_connect_at_once_are_all_served) {
   const auto remote = owner.remote(owner.share(owned.data(), owned.size()));
   std::vector<std::unique_ptr<VerbsSide>> peers;
   for (uint64_t i = 0; i < kPeers; ++i)
-    peers.push_back(std::make_unique<VerbsSide>("peer" + std::to_string(i), "use" + std::to_string(1 + i % 4), "verbs",
-                                                lean));
+    peers.push_back(
+        std::make_unique<VerbsSide>("peer" + std::to_string(i), "use" + std::to_string(1 + i % 4), "verbs", lean));
   Bytes here(owned.size());
   std::vector<OpRef> ops;
   for (uint64_t i = 0; i < kPeers; ++i)
