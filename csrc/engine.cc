@@ -492,6 +492,20 @@ int mr_watch(mr_engine* engine, const char* address, mr_op** op, mr_error* error
   return guarded(error, [&] { hand_out(start_plain(*engine->node, address, Verb::watch, -1), op); });
 }
 
+int mr_peer_fault(mr_engine* engine, const char* address, uint32_t kind, double seconds, double amount,
+                  mr_error* error) {
+  return guarded(error, [&] {
+    engine->node->check_usable();
+    if (kind < MR_FAULT_BREAK || kind > MR_FAULT_CORRUPT)
+      throw Error(MR_CONFIG, "argument fault is " + std::to_string(kind) + ", but must be one of enum mr_fault");
+    if (!(seconds >= 0) || !(amount >= 0) || (kind == MR_FAULT_SLOW && amount < 1))
+      throw Error(MR_CONFIG,
+                  "arguments seconds and amount must be numbers from 0 on, and a slow connection still takes "
+                  "a byte a second");
+    engine->node->put_fault(parse_address(address), {kind, after(std::min(seconds, 1e6)), amount});
+  });
+}
+
 int mr_publish(mr_engine* engine, const char* name, const uint8_t* data, uint64_t length, mr_error* error) {
   return guarded(error, [&] {
     engine->node->check_usable();

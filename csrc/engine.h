@@ -41,6 +41,14 @@ enum mr_kind {
 /* Rights of a region; also the verbs of a transfer. */
 enum mr_access { MR_READ = 1, MR_WRITE = 2 };
 
+/* What mr_peer_fault does to a connection. */
+enum mr_fault {
+  MR_FAULT_BREAK = 1,  /* its sockets end, as by a reset */
+  MR_FAULT_CUT = 2,    /* nothing gets through, and nobody is told */
+  MR_FAULT_SLOW = 3,   /* `amount` bytes a second are read, on each socket */
+  MR_FAULT_CORRUPT = 4 /* the next frame that comes has a damaged head: `amount` says how, from 0 on */
+};
+
 /* What a failed write knows about the remote bytes. */
 enum mr_remote_state { MR_NOT_WRITTEN = 0, MR_WRITTEN = 1, MR_UNKNOWN = 2 };
 
@@ -264,6 +272,12 @@ int mr_peer_send(mr_peer* peer, const uint8_t* head, uint64_t head_length, const
  * Watching what is watched, and the contrary, is no error. */
 int mr_peer_watch(mr_peer* peer, mr_error* error);
 int mr_peer_unwatch(mr_peer* peer, mr_error* error);
+
+/* Puts a fault (enum mr_fault) on the connection to a peer on purpose, on this side, as a broken network would: on its
+ * control stream and the sockets of the tcp lane, for `seconds` where it lasts. MR_PEER_LOST where there is no
+ * connection. */
+int mr_peer_fault(mr_engine* engine, const char* address, uint32_t fault, double seconds, double amount,
+                  mr_error* error);
 
 /* Ends takes early: sticky until it is cleared. */
 typedef struct mr_stop mr_stop;

@@ -19,6 +19,20 @@ __all__ = ["main"]
 _INTERRUPTED, _BROKEN_PIPE = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 
 
+# Of supervision.chaos.FAULTS, written here so that the other commands need not import it.
+CHAOS = (
+    "kill",
+    "stop",
+    "hold-gil",
+    "exhaust-memory",
+    "abort-group",
+    "break-link",
+    "cut-link",
+    "slow-link",
+    "corrupt-frame",
+)
+
+
 def _at_least(least: int) -> Callable[[str], int]:
     def count(text: str) -> int:
         if not text.isdecimal() or int(text) < least:
@@ -108,7 +122,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     about = "attaches to actors of a running program that wait at a breakpoint()"
     debug = commands.add_parser("debug", help=about, parents=[of_program])
-    for subparser in (doctor, demo, worker, stacks, top, debug):
+    about = "puts faults on processes of a running program on purpose; without any, lists the processes"
+    chaos = commands.add_parser("chaos", help=about, parents=[of_program])
+    for name in CHAOS:
+        whom = "A,B" if name.endswith(("link", "frame")) else "PROCESS"
+        chaos.add_argument(f"--{name}", metavar=whom, help=f"{name.replace('-', ' ')}: names as listed, or ranks")
+    chaos.add_argument("--seconds", type=float, default=0.0, help="how long it lasts, where it lasts")
+    chaos.add_argument("--amount", type=float, help="bytes, or bytes a second, or the way to damage a frame")
+    chaos.add_argument("--plan", metavar="FILE", type=Path, help="carry out the plan in this file")
+    chaos.add_argument("--rate", type=float, help="random faults, so many a second on average")
+    chaos.add_argument("--duration", metavar="SECONDS", type=float, help="for so long")
+    chaos.add_argument("--seed", type=int, default=0, help="what the random faults are made from [%(default)s]")
+    chaos.add_argument(
+        "--kinds", metavar="LIST", default="kill", help="which, such as kill,stop,cut_link [%(default)s]"
+    )
+    chaos.add_argument(
+        "--target", metavar="PATTERN", default="*", help="processes that random faults hit [%(default)s]"
+    )
+    chaos.add_argument("--dry-run", action="store_true", help="print the plan and do nothing")
+    for subparser in (doctor, demo, worker, stacks, top, debug, chaos):
         subparser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
@@ -146,6 +178,8 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
         from .tools import debug
 
         return debug.run(pid=arguments.pid, as_json=arguments.json)
+    if arguments.command == "chaos":
+        return _run_chaos(arguments)
     from .demo import run as demo
 
     plan = demo.Plan(
@@ -158,6 +192,25 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
         output=arguments.output,
     )
     return demo.run(plan)
+
+
+def _run_chaos(arguments: argparse.Namespace) -> int:
+    from .tools import chaos
+
+    given = vars(arguments)
+    kinds = [name.replace("-", "_") for name in CHAOS]
+    plan = chaos.from_arguments(
+        [(kind, given[kind]) for kind in kinds if given[kind] is not None],
+        file=arguments.plan,
+        rate=arguments.rate,
+        duration=arguments.duration,
+        seed=arguments.seed,
+        kinds=arguments.kinds.split(","),
+        target=arguments.target,
+        seconds=arguments.seconds,
+        amount=arguments.amount,
+    )
+    return chaos.run(pid=arguments.pid, plan=plan, as_json=arguments.json, dry_run=arguments.dry_run)
 
 
 def _terminated(number: int, frame: FrameType | None) -> None:

@@ -6,6 +6,7 @@
 
 #include <array>
 #include <cassert>
+#include <cmath>
 
 #include "address.h"
 
@@ -22,6 +23,7 @@ constexpr int kPartsPerWrite = 64;
 // of requests we do stop.
 constexpr uint64_t kMaxWaitingFrames = 16;
 constexpr size_t kMaxText = 4096, kMaxFds = 16;
+constexpr double kDamages = 3;  // ways in which a frame is damaged on purpose
 
 std::array<uint8_t, kHeadBytes> frame_head(uint16_t type, uint16_t flags, uint64_t id, size_t length) {
   std::array<uint8_t, kHeadBytes> out;
@@ -139,7 +141,10 @@ void ControlStream::on_event(uint32_t events) {
   if (state_ == State::tls) return handshake_on_loop();
   if ((events & EPOLLOUT) != 0) flush_on_loop();
   for (int i = 0; state_ != State::closed && i < kReadsPerEvent; ++i) {
-    if (!may_read()) return want_on_loop();
+    if (!may_read()) {
+      if (silent()) loop_.drained_on_loop(stream_.fd());  // even the end of the stream is not to be seen
+      return want_on_loop();
+    }
     if (!read_on_loop()) {
       if (state_ != State::closed) loop_.drained_on_loop(stream_.fd());
       return;
@@ -151,7 +156,7 @@ void ControlStream::on_event(uint32_t events) {
 
 // As a timer, not a task: tasks run until there are none, and nobody else would have a turn.
 void ControlStream::come_back_on_loop() {
-  if (state_ == State::closed || !stream_.pending()) return;
+  if (state_ == State::closed || !stream_.pending() || silent()) return;
   loop_.at_on_loop(Clock::now(), [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->on_event(EPOLLIN);
   });
@@ -173,6 +178,7 @@ bool ControlStream::read_on_loop() {
   in_end_ += io.bytes;
   if (io.bytes > 0) {
     last_read_ = Clock::now();
+    if (fault_) fault_->took(io.bytes);
     parse_on_loop();
   }
   if (state_ == State::closed) return false;
@@ -186,6 +192,7 @@ bool ControlStream::read_on_loop() {
 
 void ControlStream::parse_on_loop() {
   while (state_ != State::closed && in_end_ - in_begin_ >= kHeadBytes) {
+    if (damage_ != 0 && state_ == State::up) damage_on_loop(in_.data() + in_begin_);
     Reader head({in_.data() + in_begin_, kHeadBytes});
     Frame frame;
     const uint64_t length = head.get<uint32_t>();
@@ -231,7 +238,9 @@ bool ControlStream::carry_out_on_loop(Frame& frame) {
 }
 
 bool ControlStream::may_answer() const { return answer_bytes_ <= kMaxWaitingFrames * options_.raw.max_frame_bytes; }
-bool ControlStream::may_read() const { return deferred_bytes_ <= kMaxWaitingFrames * options_.raw.max_frame_bytes; }
+bool ControlStream::may_read() const {
+  return deferred_bytes_ <= kMaxWaitingFrames * options_.raw.max_frame_bytes && !silent();
+}
 
 void ControlStream::defer_on_loop(Frame& frame) {
   deferred_bytes_ += kHeadBytes + frame.payload.size();
@@ -358,7 +367,7 @@ void ControlStream::send_on_loop(uint16_t type, uint64_t id, ByteView payload, c
   const auto head = frame_head(type, pass_fd ? kCarriesFd : uint16_t{0}, id, payload.size() + more.size());
   // What the socket takes at once is not copied.
   size_t skip = 0;
-  bool flush = out_.empty();
+  bool flush = out_.empty() && !mute();
   if (flush && !pass_fd && state_ == State::up) {
     const iovec parts[] = {part_of(head), part_of(payload), part_of(more)};
     const auto io = stream_.write(parts, 3);
@@ -379,12 +388,49 @@ void ControlStream::send_on_loop(uint16_t type, uint64_t id, ByteView payload, c
 
 void ControlStream::drain_on_loop() {
   const auto self = shared_from_this();
-  while (state_ == State::up && read_on_loop()) {
+  while (state_ == State::up && !silent() && read_on_loop()) {
+  }
+}
+
+void ControlStream::put_fault_on_loop(const Fault& fault) {
+  if (state_ == State::closed) return;
+  if (fault.kind == MR_FAULT_BREAK) {
+    ::shutdown(stream_.fd(), SHUT_RDWR);  // both sides see the end
+  } else if (fault.kind == MR_FAULT_CORRUPT) {
+    damage_ = 1 + static_cast<uint32_t>(std::fmod(fault.amount, kDamages));
+  } else {
+    if (!fault_)
+      fault_ = std::make_shared<FaultySocket>(loop_, [weak = weak_from_this()] {
+        const auto self = weak.lock();
+        if (!self || self->state_ == State::closed) return;
+        self->flush_on_loop();
+        self->come_back_on_loop();
+      });
+    fault_->put(fault);
+    want_on_loop();
+  }
+}
+
+// Only what is sure to be found: a damaged number inside would be another number. What secures the bytes themselves is
+// TLS, or the kernel.
+void ControlStream::damage_on_loop(uint8_t* head) {
+  const uint16_t no_type = 0xffff;
+  const uint64_t no_request = 0;
+  const uint32_t no_length = 0xffffffff;
+  const uint16_t flags = kCarriesFd;
+  const uint32_t damage = std::exchange(damage_, 0);
+  if (damage == 1) {
+    std::memcpy(head + 4, &no_type, sizeof no_type);
+    std::memcpy(head + 8, &no_request, sizeof no_request);
+  } else if (damage == 2 && fds_.empty()) {
+    std::memcpy(head + 6, &flags, sizeof flags);
+  } else {
+    std::memcpy(head, &no_length, sizeof no_length);
   }
 }
 
 void ControlStream::flush_on_loop() {
-  while (!out_.empty() && state_ != State::closed) {
+  while (!mute() && !out_.empty() && state_ != State::closed) {
     iovec parts[kPartsPerWrite];
     int count = 0;
     // A descriptor travels with the first byte of a write, so the frame that has one begins a write of its own.
@@ -420,7 +466,7 @@ void ControlStream::flush_on_loop() {
 
 void ControlStream::want_on_loop() {
   if (state_ == State::closed || !watched_) return;
-  const uint32_t want = (may_read() ? EPOLLIN : 0u) | (out_.empty() ? 0u : EPOLLOUT);
+  const uint32_t want = (may_read() ? EPOLLIN : 0u) | (out_.empty() || mute() ? 0u : EPOLLOUT);
   if (want != watching_) loop_.change_on_loop(stream_.fd(), watching_ = want);
 }
 

@@ -43,6 +43,7 @@ class ControlStream : public Loop::Watcher, public std::enable_shared_from_this<
   void set_handler_on_loop(Handler* handler) { handler_ = handler; }
   // The payload may come in two pieces.
   void send_on_loop(uint16_t type, uint64_t id, ByteView payload, const Fd* pass_fd = nullptr, ByteView more = {});
+  void put_fault_on_loop(const Fault& fault);
   void drain_on_loop();  // takes what has arrived, once the other end is known to send no more
   // Tells the handler, once. With a text the peer is told why.
   void close_on_loop(const Status& status, bool say_why);
@@ -88,6 +89,9 @@ class ControlStream : public Loop::Watcher, public std::enable_shared_from_this<
   void flush_on_loop();
   void come_back_on_loop();
   void want_on_loop();
+  void damage_on_loop(uint8_t* head);
+  bool silent() const { return fault_ && fault_->silent(); }
+  bool mute() const { return fault_ && fault_->mute(); }
   Bytes own_hello() const;
   void read_hello(Reader& in);
 
@@ -112,6 +116,8 @@ class ControlStream : public Loop::Watcher, public std::enable_shared_from_this<
   Time last_read_{};
   bool watched_ = false;
   uint32_t watching_ = 0;
+  std::shared_ptr<FaultySocket> fault_;
+  uint32_t damage_ = 0;  // to the next frame that comes; 0: none
 };
 
 void encode_info(const PeerInfo& info, Writer& out);

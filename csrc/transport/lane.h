@@ -9,6 +9,7 @@
 #include "../base/loop.h"
 #include "../base/stream.h"
 #include "../memory/region.h"
+#include "faults.h"
 #include "op.h"
 #include "options.h"
 
@@ -110,6 +111,8 @@ class Link {
   virtual void close_on_loop(const Status& why) = 0;
   // On the loop. Control frames of this lane. reply is sent back where the frame was a request.
   virtual void on_frame_on_loop(uint16_t type, Reader& in, std::vector<Fd>& fds, Reply& reply) = 0;
+  // On the loop. Puts a fault on the lane's own connections to the peer; not all lanes have any.
+  virtual void put_fault_on_loop(const Fault&) {}
   // Any thread. Is the peer inside this region of ours right now (owner's side)?
   virtual bool touches(uint64_t region_id) const = 0;
   // On the loop. For Verb::map: puts the mapping of the region's shared memory into op->mapping, then on_done.

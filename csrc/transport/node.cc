@@ -170,6 +170,18 @@ std::shared_ptr<Peer> Node::peer_of(const Address& address) {
   return peer;
 }
 
+void Node::put_fault(const Address& address, const Fault& fault) {
+  std::shared_ptr<Peer> peer;
+  {
+    std::lock_guard guard(peers_lock_);
+    const auto found = peers_.find(key_of(address));
+    if (found != peers_.end()) peer = found->second;
+  }
+  bool is_connected = false;
+  run_and_wait([&] { is_connected = peer && peer->put_fault_on_loop(fault); });
+  if (!is_connected) throw Error(MR_PEER_LOST, "there is no connection to " + address.text());
+}
+
 // In a job that runs for months every restarted process is a new peer. Nobody but the table holds one that can go.
 void Node::forget_ended_locked() {
   std::erase_if(peers_, [](const auto& entry) { return entry.second.use_count() == 1 && entry.second->resting(); });

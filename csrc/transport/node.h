@@ -35,6 +35,8 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
   OpRef drop(const RegionRef& region);
   void shared_free(void* address);
 
+  void put_fault(const Address& address, const Fault& fault);  // MR_PEER_LOST where there is no connection
+
   void publish(const std::string& name, Bytes data);
   void unpublish(const std::string& name);
 

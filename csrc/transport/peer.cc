@@ -278,6 +278,7 @@ void Peer::stop_on_loop(const OpRef& op, int kind) {
 void Peer::connect_on_loop() {
   if (state_ != State::idle) return;
   state_ = State::connecting;
+  if (Clock::now() < cut_until_) return connect_after_cut_on_loop();
   dialer_ = std::make_shared<Dialer>(loop(), options(), home_.self(), address_,
                                      [weak = weak_from_this()](std::shared_ptr<ControlStream> stream, Status why) {
                                        const auto self = weak.lock();
@@ -295,6 +296,26 @@ void Peer::connect_on_loop() {
   dialer_->start_on_loop();
 }
 
+// Whoever dials through a cut network hears nothing.
+void Peer::connect_after_cut_on_loop() {
+  const Time patience = after(options().raw.connect_timeout);
+  loop().at_on_loop(std::min(cut_until_, patience), [weak = weak_from_this(), patience] {
+    const auto self = weak.lock();
+    if (!self || self->state_ != State::connecting || self->dialer_) return;
+    if (Clock::now() >= patience) return self->lost_on_loop(fail(MR_PEER_LOST, "no answer (the connection is cut)"));
+    self->state_ = State::idle;
+    self->connect_on_loop();
+  });
+}
+
+bool Peer::put_fault_on_loop(const Fault& fault) {
+  if (state_ != State::up) return false;
+  if (fault.kind == MR_FAULT_CUT) cut_until_ = std::max(cut_until_, fault.until);
+  for (const auto& lane : *links()) lane.link->put_fault_on_loop(fault);
+  for (const auto& stream : std::vector(streams_)) stream->put_fault_on_loop(fault);
+  return true;
+}
+
 void Peer::adopt_on_loop(std::shared_ptr<ControlStream> stream) { up_on_loop(std::move(stream)); }
 
 // Two processes that dial each other at the same moment end up with two streams; each sends on the one it had first.
@@ -302,6 +323,7 @@ void Peer::up_on_loop(std::shared_ptr<ControlStream> stream) {
   if (state_ == State::closed) return stream->close_on_loop(fail(MR_PEER_LOST, "the engine is closed"), true);
   stream->set_handler_on_loop(this);
   streams_.push_back(stream);
+  if (Clock::now() < cut_until_) stream->put_fault_on_loop({MR_FAULT_CUT, cut_until_});
   home_.session_on_loop(stream->session_id(), shared_from_this(), true);
   if (state_ == State::up) return;
   state_ = State::up;

@@ -65,8 +65,9 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   void adopt_on_loop(std::shared_ptr<ControlStream> stream);  // accepted; it is up
   void become_self_on_loop();                                 // this process itself
   void stop_all_on_loop(int kind);
-  bool has_unsent_on_loop() const;        // frames that its socket has not taken yet
-  void close_on_loop(const Status& why);  // ends everything, for good
+  bool has_unsent_on_loop() const;             // frames that its socket has not taken yet
+  void close_on_loop(const Status& why);       // ends everything, for good
+  bool put_fault_on_loop(const Fault& fault);  // false: not connected to another process
   bool touches(uint64_t region_id);
   bool resting() const { return resting_.load(); }              // not connected, and nothing pending: may be forgotten
   void broadcast_on_loop(uint16_t type, const Bytes& payload);  // to a peer that is up; else nothing
@@ -117,6 +118,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
 
   // The connection.
   void connect_on_loop();
+  void connect_after_cut_on_loop();
   void up_on_loop(std::shared_ptr<ControlStream> stream);
   void lost_on_loop(const Status& why);
   void beat_on_loop();
@@ -157,6 +159,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   uint64_t next_request_ = 1, connection_ = 0;  // connection_: how often it was up
   std::unordered_map<uint64_t, std::function<void(Reply)>> requests_;
   Time last_heard_{}, next_beat_{};
+  Time cut_until_{};  // by a fault put on the connection; nothing is dialled before
   bool beating_ = false, probing_ = false;
   class ProcessWatch;
   std::unique_ptr<ProcessWatch> process_;

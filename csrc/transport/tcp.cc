@@ -25,6 +25,11 @@ void TcpLink::on_frame_on_loop(uint16_t type, Reader& in, std::vector<Fd>&, Repl
   server_.fence(session, number);
 }
 
+void TcpLink::put_fault_on_loop(const Fault& fault) {
+  server_.put_fault(fault);
+  client_->put_fault(fault);
+}
+
 void TcpLink::map_on_loop(const OpRef& op) {
   host_.on_done(op, fail(kUnavailable, "tcp: memory of another host can't be mapped"));
 }

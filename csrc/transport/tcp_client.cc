@@ -59,6 +59,11 @@ void Client::stop(const OpRef& op) {
   after_event();
 }
 
+void Client::put_fault(const Fault& fault) {
+  for (const auto& slot : slots_)
+    if (slot.socket) slot.socket->put_fault(fault);
+}
+
 void Client::close(const Status& why) {
   if (std::exchange(closed_, true)) return;
   for (auto& slot : slots_) {

@@ -105,6 +105,7 @@ class Client : public std::enable_shared_from_this<Client> {
   void start(const OpRef& op);
   void stop(const OpRef& op);
   void close(const Status& why);
+  void put_fault(const Fault& fault);
 
   // For its sockets.
   void part_ended(const ClientSocket::Posted& posted, Status status, bool touched);

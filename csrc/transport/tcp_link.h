@@ -23,6 +23,7 @@ class TcpLink : public Link {
   void on_frame_on_loop(uint16_t type, Reader& in, std::vector<Fd>& fds, Reply& reply) override;
   // Only the loop is ever in region memory, and a drop is on the loop.
   bool touches(uint64_t) const override { return false; }
+  void put_fault_on_loop(const Fault& fault) override;
   void map_on_loop(const OpRef& op) override;
   const char* lane_for(const RemoteRegion&) const override { return "tcp"; }
 

@@ -164,6 +164,10 @@ void Server::close() {
   for (auto& [name, socket] : std::exchange(sockets_, {})) socket->close();
 }
 
+void Server::put_fault(const Fault& fault) {
+  for (const auto& [name, socket] : sockets_) socket->put_fault(fault);
+}
+
 void Server::gone(const ServerSocket* socket) {
   std::erase_if(sockets_, [socket](const auto& entry) { return entry.second.get() == socket; });
 }

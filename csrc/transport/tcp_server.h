@@ -68,6 +68,7 @@ class Server {
   // Afterwards nothing of that socket is carried out any more, even if it has yet to arrive.
   void fence(uint64_t session, uint64_t number);
   void close();
+  void put_fault(const Fault& fault);
   void gone(const ServerSocket* socket);
 
  private:

@@ -62,7 +62,7 @@ void Socket::on_event(uint32_t events) {
     send_some();
     watch_for();
     come_back();
-    if (std::exchange(dry_, false) && !blocked_) host_.loop().drained_on_loop(stream_.fd());
+    if ((std::exchange(dry_, false) && !blocked_) || (open_ && silent())) host_.loop().drained_on_loop(stream_.fd());
   } catch (const Error& error) {
     give_up(error.status());
   }
@@ -79,8 +79,26 @@ void Socket::flush() {
   }
 }
 
+void Socket::put_fault(const Fault& fault) {
+  if (!open_ || fault.kind == MR_FAULT_CORRUPT) return;  // that is for control streams
+  if (fault.kind == MR_FAULT_BREAK) {
+    ::shutdown(stream_.fd(), SHUT_RDWR);  // both sides see the end
+    return;
+  }
+  if (!fault_)
+    fault_ = std::make_shared<FaultySocket>(host_.loop(), [weak = weak_from_this()] {
+      const auto self = weak.lock();
+      if (!self) return;
+      self->flush();
+      self->come_back();
+    });
+  fault_->put(fault);
+  watch_for();
+}
+
 void Socket::watch_for() {
-  const uint32_t wanted = (wants_to_read() ? EPOLLIN : 0u) | (blocked_ ? EPOLLOUT : 0u);
+  const bool reads = wants_to_read() && !silent(), writes = blocked_ && !(fault_ && fault_->mute());
+  const uint32_t wanted = (reads ? EPOLLIN : 0u) | (writes ? EPOLLOUT : 0u);
   if (!open_ || wanted == watched_) return;
   host_.loop().change_on_loop(stream_.fd(), wanted);
   watched_ = wanted;
@@ -88,7 +106,7 @@ void Socket::watch_for() {
 
 // What TLS has decrypted already, the loop knows nothing of.
 void Socket::come_back() {
-  if (!open_ || !stream_.pending() || !wants_to_read()) return;
+  if (!open_ || !stream_.pending() || !wants_to_read() || silent()) return;
   // As a timer, not a task: tasks run until there are none, and nobody else would have a turn.
   host_.loop().at_on_loop(Clock::now(), [weak = weak_from_this()] {
     if (const auto self = weak.lock(); self && self->open_) self->on_event(EPOLLIN);
@@ -121,7 +139,7 @@ int Socket::payload_parts(iovec* parts, uint64_t* bytes) const {
 void Socket::receive() {
   uint64_t budget = kEventBytes;
   bool heard = false;
-  while (budget > 0 && open_ && wants_to_read()) {
+  while (budget > 0 && open_ && wants_to_read() && !silent()) {
     iovec parts[kMaxParts];
     uint64_t direct = 0;
     if (payload_left_ > 0) before_payload();
@@ -140,6 +158,7 @@ void Socket::receive() {
       throw Error(MR_PEER_LOST, io.status.ok() ? "the peer closed the data socket" : io.status.text);
     }
     heard = true;
+    if (fault_) fault_->took(io.bytes);
     const uint64_t straight = std::min<uint64_t>(io.bytes, direct);
     if (straight > 0) {
       payload_cursor_.seek(payload_cursor_.position() + straight);
@@ -189,7 +208,7 @@ void Socket::store(const uint8_t* data, size_t length) {
 
 void Socket::send_some() {
   uint64_t budget = kEventBytes;
-  while (open_ && !blocked_) {
+  while (open_ && !blocked_ && !(fault_ && fault_->mute())) {
     if (stream_.is_tls()) {
       if (!send_sealed(&budget)) return;
       continue;

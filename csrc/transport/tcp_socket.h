@@ -28,6 +28,7 @@ class Socket : public Loop::Watcher, public std::enable_shared_from_this<Socket>
   void start();
   void flush();  // sends what there is to send, unless the socket is full
   void close();
+  void put_fault(const Fault& fault);
   void give_up(const Status& why);  // close, and on_broken
   bool is_open() const { return open_; }
 
@@ -63,6 +64,7 @@ class Socket : public Loop::Watcher, public std::enable_shared_from_this<Socket>
   bool send_sealed(uint64_t* budget);
   void watch_for();
   void come_back();
+  bool silent() const { return fault_ && fault_->silent(); }
 
   const std::shared_ptr<Staging> staging_;
   Stream stream_;
@@ -72,6 +74,7 @@ class Socket : public Loop::Watcher, public std::enable_shared_from_this<Socket>
   uint32_t watched_ = 0;
   Bytes sealed_;  // TLS: what has been taken from gather and not yet by the stream
   size_t sealed_sent_ = 0;
+  std::shared_ptr<FaultySocket> fault_;
 
   uint8_t head_[kMaxRequestBytes];
   size_t head_have_ = 0;

@@ -73,6 +73,9 @@ KINDS = {
     "failure.told": "an owner is told of a failure: mesh, rank, owner, message",
     "failure.handled": "`__supervise__` of an actor took care of a failure: actor, mesh, rank",
     "failure.unhandled": "`__supervise__` of an actor did not, so that the actor ends: actor, mesh, rank",
+    "fault.injected": "a fault is put on a process on purpose, or waits for its moment: fault, target, peer, child",
+    "fault.struck": "the moment of such a fault has come: moment, fault",
+    "fault.failed": "such a fault could not be done: fault, target, peer, message",
     "metrics.listening": "a program serves its metrics: url",
     "fault.unhandled": "nobody took care of a failure, and the client's hook is called: mesh, rank, report",
 }

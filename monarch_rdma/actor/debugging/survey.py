@@ -20,7 +20,17 @@ from ..shape import Extent
 from .process_facts import ProcessFacts, descendants, facts_of
 from .registry import Program
 
-__all__ = ["Answer", "Process", "agent_of", "ask_all", "host_agent_of", "join", "survey", "survey_program"]
+__all__ = [
+    "Answer",
+    "Process",
+    "agent_of",
+    "ask_all",
+    "children_of",
+    "host_agent_of",
+    "join",
+    "survey",
+    "survey_program",
+]
 
 T = TypeVar("T")
 
@@ -108,7 +118,7 @@ def survey(address: str, timeout: float, endpoint: str = "status") -> list[Proce
     found, asked = {address: first}, set[str]()
     while new := _hosts(found.values()) - asked:
         asked |= new
-        children = {child.address: child for child in _children(sorted(new), timeout)}
+        children = {child.address: child for child in children_of(sorted(new), timeout)}
         for known in found.keys() & children.keys():
             found[known].facts, found[known].host = children[known].facts, children[known].host
         unknown = [child for child in children.values() if child.address not in found]
@@ -132,7 +142,9 @@ def _hosts(processes: Iterable[Process]) -> set[str]:
     return {host for process in processes if process.status is not None for host in process.status["hosts"]}
 
 
-def _children(hosts: Sequence[str], timeout: float) -> list[Process]:
+def children_of(hosts: Sequence[str], timeout: float) -> list[Process]:
+    """The agents of these hosts, and what they have started."""
+
     def question(host: str) -> Callable[[], list[dict[str, Any]]]:
         return lambda: list(host_agent_of(host).processes.options(timeout=timeout).call_one().get())
 

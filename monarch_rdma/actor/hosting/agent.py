@@ -33,6 +33,13 @@ class ProcAgent(Actor):
         return inspection.status()
 
     @endpoint
+    def inject(self, fault: dict[str, Any], peer: str, event: str) -> None:
+        """Carries a fault of supervision/chaos out in this process: now, or at its moment."""
+        from ..chaos import inject_here
+
+        inject_here(fault, peer, event)
+
+    @endpoint
     def metrics(self) -> dict[str, Any]:
         """See actor/metrics.py."""
         from .. import metrics

@@ -143,6 +143,15 @@ class _Child:
     is_supervised: bool
     oom_kills: int  # that the kernel had counted when it began
     is_wanted: bool = True
+    signalled_by: str | None = None  # the event of it
+
+    def signal(self, number: int, event: str | None) -> bool:
+        """False where it has ended."""
+        self.signalled_by = event
+        return self.started.kill(number)
+
+    def go_on(self) -> None:
+        self.signal(signal.SIGCONT, None)
 
     def emit(self, kind: str, address: str, **fields: Any) -> str:
         """An event of this process; its id."""
@@ -255,6 +264,17 @@ class HostAgent(Actor):
         return [{"process": name, "address": address, "facts": facts_of(pid)} for name, address, pid in found]
 
     @concurrent_endpoint
+    async def signal(self, address: str, number: int, seconds: float, event: str) -> None:
+        """Sends a signal to a process that was started here, and SIGCONT after `seconds`, if any. `event`: the id of
+        the event that says so, the cause of the process's end. ConfigError where there is no such process.
+        """
+        child = self._children.get(address)
+        if child is None or not child.signal(number, event):
+            raise ConfigError(f"process {name_of(address)} is none that this host's agent has started and that lives")
+        if seconds > 0:
+            self._proc.timers.at(time.monotonic() + seconds, child.go_on)
+
+    @concurrent_endpoint
     async def dump(self, pid: int) -> list[dict[str, Any]]:
         """The Python stacks of one of these processes, or of ours, by py-spy; ConfigError where they cannot be had."""
         from ..debugging import py_spy
@@ -365,7 +385,14 @@ class HostAgent(Actor):
         self._unwatch_idle_owners({child.owner[0]})
         message = f"process {process.name} (pid {process.pid}) ended: {verdict or _how(process.returncode)}"
         lines = tuple(line for lines in process.tail(20).values() for line in lines)
-        event = child.emit("process.failed", address, returncode=process.returncode, message=message, lines=lines)
+        event = child.emit(
+            "process.failed",
+            address,
+            cause=child.signalled_by,
+            returncode=process.returncode,
+            message=message,
+            lines=lines,
+        )
         failure = MeshFailure(
             child.mesh,
             "process",
