@@ -9,6 +9,8 @@ PYTEST_ARGS ?=
 DEMO_ARGS ?=
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 20
+SOAK_SECONDS ?= 240
+SOAK_SEED ?= 1
 
 PY := $(VENV)/bin/python
 CPP := $(MAKE) -C csrc --no-print-directory -j$(JOBS)
@@ -23,7 +25,7 @@ TSAN := SANITIZE=thread OUT=$(CURDIR)/build/tsan
 CPP_FILES = $(shell find csrc tests/csrc tests/fake_verbs tests/rdma_vm -name '*.h' -o -name '*.cc')
 PYTHON_FILES := monarch_rdma tests benchmarks examples build_backend hipify_rules setup.py
 
-.PHONY: help setup build demo test test-long test-rdma test-cpp bench lint asan tsan fuzz format clean
+.PHONY: help setup build demo test test-long test-rdma soak test-cpp bench lint asan tsan fuzz format clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -61,6 +63,10 @@ test-rdma: build ## the tests in virtual machines with Soft-RoCE alone (RDMA wit
 	@flock build/.lock $(CPP) rdma_vm
 	@$(PY) tests/rdma_vm || true  # makes the machine, or says why not; then the tests skip
 	$(PY) -m pytest tests/test_rdma_*.py $(PYTEST_ARGS)
+
+soak: build ## a program under a random fault a second, SOAK_SECONDS long, from SOAK_SEED
+	MONARCH_RDMA_TEST_SOAK_SECONDS=$(SOAK_SECONDS) MONARCH_RDMA_TEST_SOAK_SEED=$(SOAK_SEED) \
+	  $(PY) -m pytest -s tests/test_soak.py
 
 test-cpp: setup ## the C++ unit tests alone
 	$(call cpp_run,check,.lock,)

@@ -45,8 +45,14 @@ def targets(hosts: Sequence[str] | None = None) -> list[Process]:
     """The processes that faults can happen to: those that the agents of these hosts have started. None: of all that
     this process knows.
     """
+    agents, found = _known(hosts)
+    return [process for process in found if process.address not in agents]
+
+
+def _known(hosts: Sequence[str] | None) -> tuple[list[str], list[Process]]:
+    """The agents, and all processes that they tell of, themselves included."""
     agents = known_hosts(current_proc()) if hosts is None else list(hosts)
-    return [process for process in children_of(agents, _TIMEOUT) if process.address not in agents]
+    return agents, children_of(agents, _TIMEOUT)
 
 
 class Injector:
@@ -104,8 +110,9 @@ class Injector:
     def inject(self, fault: Fault) -> Injected:
         """Carries out one fault now (or arms it, where it has a moment). What cannot be done is no exception."""
         at = time.monotonic() - self._began if self._began else 0.0
-        processes = {process.name: process for process in targets(self._hosts)}
-        target = fault.choose_target(processes)
+        agents, found = _known(self._hosts)
+        processes = {process.name: process for process in found}  # of a link, an agent can be the other end
+        target = fault.choose_target(each.name for each in found if each.address not in agents)
         peer = fault.choose_peer(processes, target or "") if fault.has_peer else ""
         missing = self._missing(fault, target, peer, processes)
         record: dict[str, Any] = {

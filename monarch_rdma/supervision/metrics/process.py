@@ -95,6 +95,11 @@ gauge("monarch_rdma_peers", "Processes with a connection to this one.", lambda: 
 counter("monarch_rdma_engine_total", "What engines and lanes count for themselves.", _other_counts)
 counter("monarch_rdma_events_total", "Events, by kind.", _events)
 counter("monarch_rdma_failures_total", "Failures that this process has noticed.", _failures)
+counter(
+    "monarch_rdma_restarts_total",
+    "Processes that this process had started again.",
+    lambda: events.counts().get("restart.done", 0),
+)
 counter("monarch_rdma_process_cpu_seconds_total", "Processor time used.", time.process_time)
 gauge("monarch_rdma_process_resident_bytes", "Memory that the process has in RAM.", _resident_bytes)
 gauge("monarch_rdma_process_threads", "Threads of the process.", _threads)
