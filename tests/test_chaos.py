@@ -288,7 +288,7 @@ def test_a_kill_is_the_cause_of_what_follows(procs: ProcMesh, unhandled: Faults)
 def test_a_stop_ends_by_itself(procs: ProcMesh) -> None:
     victims = procs.spawn("victims", Victim)
     pid = victims.slice(gpus=0).pid.call_one().get()
-    inject(Fault("stop", target="victims/0", seconds=0.5))
+    inject(Fault("stop", target="victims/0", seconds=1.5))
     wait_until(lambda: facts_of(pid).state == "stopped", "it is not stopped")
     assert victims.slice(gpus=0).pid.call_one().get() == pid
     assert facts_of(pid).state != "stopped"
@@ -316,7 +316,7 @@ def test_memory_is_exhausted_for_a_while(procs: ProcMesh) -> None:
     victim = procs.spawn("victims", Victim).slice(gpus=0)
     size = 256 << 20
     assert victim.take.call_one(size).get() == str(size)
-    fault = Fault("exhaust_memory", target="victims/0", seconds=1.0, amount=8 << 20)
+    fault = Fault("exhaust_memory", target="victims/0", seconds=2.0, amount=8 << 20)
     inject(fault)
     wait_until(lambda: victim.take.call_one(size).get() == "none left", "there is memory all the time")
     again = Injector(Plan(())).inject(fault)
