@@ -410,7 +410,8 @@ sys.stdin.readline()
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProgram]:
-    with RunningProgram(tmp_path_factory.mktemp("chaos"), PROGRAM) as running:
+    directory = tmp_path_factory.mktemp("chaos")
+    with RunningProgram(directory, PROGRAM, MONARCH_RDMA_EVENT_LOG=str(directory / "events")) as running:
         running.line("ready")
         yield running
 
@@ -438,9 +439,13 @@ def test_the_command_injects(program: RunningProgram, tmp_path: Path) -> None:
     done = program.command("chaos", "--plan", str(file))
     assert done.returncode == 0, done.stderr
     assert program.line("lost") == "lost victims 1"
+    log = events.read(program.directory / "events")  # of the program, to which the command has added
+    failed = next(event for event in log if event.kind == "process.failed")
+    assert [cause.kind for cause in events.causes(failed, log)] == ["fault.injected"]
+    assert [fault.kind for fault in Plan.of_events(log).faults] == ["stop", "hold_gil", "kill"]
     assert sorted(kind.replace("-", "_") for kind in CHAOS) == sorted(FAULTS)
-    failed = program.command("chaos", "--kill", "1")
-    assert failed.returncode == 1 and "no process matches '*/1'; there are victims/0" in failed.stderr
+    done = program.command("chaos", "--kill", "1")
+    assert done.returncode == 1 and "no process matches '*/1'; there are victims/0" in done.stderr
 
 
 REFUSED: list[tuple[dict[str, Any], str]] = [

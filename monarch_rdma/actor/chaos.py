@@ -112,30 +112,27 @@ class Injector:
         at = time.monotonic() - self._began if self._began else 0.0
         agents, found = _known(self._hosts)
         processes = {process.name: process for process in found}  # of a link, an agent can be the other end
-        target = fault.choose_target(each.name for each in found if each.address not in agents)
+        started = [each.name for each in found if each.address not in agents]
+        target = fault.choose_target(started)
         peer = fault.choose_peer(processes, target or "") if fault.has_peer else ""
-        missing = self._missing(fault, target, peer, processes)
+        missing = ""
+        if target is None:
+            missing = f"no process matches {fault.target!r}; there are {', '.join(sorted(started)) or 'none'}"
+        elif peer is None:
+            missing = f"no other process matches {fault.peer!r}; there are {', '.join(sorted(processes))}"
         record: dict[str, Any] = {
             "fault": asdict(replace(fault, at=round(at, 6))),
             "target": target or "",
             "peer": peer or "",
         }
-        if missing:
+        if target is None or missing:
             return Injected(fault, target or "", peer or "", missing, emit("fault.failed", message=missing, **record))
-        assert target is not None
         facts = processes[target].facts
         event = emit("fault.injected", child=facts.pid if facts is not None else None, **record)
         problem = _tried(fault, processes[target], processes[peer].address if peer else "", event)
         if problem:
             emit("fault.failed", cause=event, message=problem, **record)
         return Injected(fault, target, peer or "", problem, event)
-
-    def _missing(self, fault: Fault, target: str | None, peer: str | None, processes: dict[str, Process]) -> str:
-        if target is None:
-            return f"no process matches {fault.target!r}; there are {', '.join(sorted(processes)) or 'none'}"
-        if peer is None:
-            return f"no other process matches {fault.peer!r}; there are {', '.join(sorted(processes))}"
-        return ""
 
     def __enter__(self) -> Injector:
         self._thread = threading.Thread(target=self.run, name="monarch_rdma-chaos", daemon=True)

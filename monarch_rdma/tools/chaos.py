@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from .. import config
 from ..actor.chaos import Injected, Injector, targets
 from ..actor.debugging.registry import Program, choose
 from ..actor.debugging.survey import agent_of, join
@@ -41,9 +42,11 @@ def run(*, pid: int | None, plan: Plan | None, as_json: bool, dry_run: bool) -> 
 
 
 def _hosts(program: Program) -> list[str]:
-    """Its hosts' agents, as it tells them."""
+    """Its hosts' agents, as it tells them. What is done to it is written to its own log of events."""
     join(program)
-    return list(agent_of(program.address).status.options(timeout=_TIMEOUT).call_one().get()["hosts"])
+    status = agent_of(program.address).status.options(timeout=_TIMEOUT).call_one().get()
+    config.configure(event_log=status["event_log"])
+    return list(status["hosts"])
 
 
 def _tell(injected: Injected) -> None:

@@ -12,6 +12,7 @@ import time
 from types import FrameType
 from typing import Any
 
+from ... import config
 from ..runtime.instance import Instance
 from ..runtime.proc import Proc, current_proc
 from . import breakpoints
@@ -27,6 +28,7 @@ def status() -> dict[str, Any]:
         "pid": os.getpid(),
         "address": proc.address,
         "hosts": known_hosts(proc),
+        "event_log": str(config.get("event_log")),
         "actors": [actor.describe(now) for actor in _actors()],
         "breakpoints": breakpoints.waiting(),
     }
