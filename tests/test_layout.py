@@ -68,6 +68,7 @@ def indices_of(layout: Layout, rank: int) -> list[list[int]]:
     return mine
 
 
+@pytest.mark.timeout(600)
 @settings(max_examples=ROUNDS, deadline=None)
 @given(layouts())
 def test_each_rank_has_what_dealing_index_by_index_gives_it(layout: Layout) -> None:
@@ -84,6 +85,7 @@ def test_each_rank_has_what_dealing_index_by_index_gives_it(layout: Layout) -> N
         assert part.numel == local.size
 
 
+@pytest.mark.timeout(600)
 @settings(max_examples=ROUNDS, deadline=None)
 @given(box_layouts())
 def test_boxes_are_held_as_they_were_given(layout: BoxLayout) -> None:
@@ -203,6 +205,7 @@ def test_what_is_wrong_with_boxes_is_said(parts: dict[int, list[Box]], told: str
         BoxLayout((8, 4), parts)
 
 
+@pytest.mark.timeout(600)
 @settings(max_examples=ROUNDS, deadline=None)
 @given(box_layouts(), st.data())
 def test_a_missing_box_is_found(layout: BoxLayout, data: st.DataObject) -> None:

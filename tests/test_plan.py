@@ -104,6 +104,7 @@ def check(source: AnyLayout, target: AnyLayout, topology: Topology | None = None
     assert statistics.bytes_moved == total == sum(statistics.sent().values()) == sum(statistics.received().values())
 
 
+@pytest.mark.timeout(600)
 @settings(max_examples=ROUNDS, deadline=None)
 @given(st.data())
 def test_each_rank_gets_its_part_and_no_byte_more(data: st.DataObject) -> None:
@@ -113,6 +114,7 @@ def test_each_rank_gets_its_part_and_no_byte_more(data: st.DataObject) -> None:
     check(source, target, data.draw(st.sampled_from([None, Topology.regular(20, per_host)])))
 
 
+@pytest.mark.timeout(600)
 @settings(max_examples=ROUNDS // 2, deadline=None)
 @given(st.data())
 def test_transforms_are_as_numpy_does_them(data: st.DataObject) -> None:
@@ -146,6 +148,7 @@ def test_transforms_are_as_numpy_does_them(data: st.DataObject) -> None:
         assert np.array_equal(got["made"], wanted_parts[rank])
 
 
+@pytest.mark.timeout(600)
 @settings(max_examples=ROUNDS // 2, deadline=None)
 @given(st.data())
 def test_a_plan_survives_a_journey(data: st.DataObject) -> None:
@@ -207,6 +210,7 @@ def test_replicas_share_the_work(readers: int, replicas: int) -> None:
     assert len(sent) == replicas and max(sent.values()) <= 1.1 * fair
 
 
+@pytest.mark.timeout(600)
 @settings(max_examples=ROUNDS // 4, deadline=None)
 @given(st.data())
 def test_no_replica_sends_more_than_its_share(data: st.DataObject) -> None:

@@ -46,6 +46,7 @@ quick = settings(
 )
 
 
+@pytest.mark.timeout(600)
 @quick
 @given(st.data())
 def test_any_layout_becomes_any_other(engines: tuple[Engine, Engine], data: st.DataObject) -> None:

@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..rdma import Future, RDMABuffer
 from .plan import Copies, TensorCopies
 
-__all__ = ["Read", "Staging", "reads_of"]
+__all__ = ["Read", "Staging", "ends_of", "part_of", "reads_of", "rows_of"]
 
 
 @dataclass(frozen=True)
@@ -55,6 +55,16 @@ def strided(strides: Sequence[int], at: Any, step: Any, size: Any, count: Any) -
     return Strided(tuple(shape), tuple(steps), sum(a * s for a, s in zip(at.tolist(), strides, strict=True)))
 
 
+def ends_of(one: Copies, source_strides: Sequence[int], target_strides: Sequence[int]) -> tuple[Strided, Strided]:
+    """One row of copies in the source's and in the target's local tensor, both in the source's order of axes."""
+    row = one.size[0], one.count[0]
+    strides = [source_strides[axis] for axis in one.permutation]
+    there = strided(strides, one.source_at[0], one.source_step[0], *row)
+    here = strided(target_strides, one.target_at[0], one.target_step[0], *row)
+    order = _pair_order(one)
+    return there.permuted(order), here.permuted(order)
+
+
 def part_of(tensor: torch.Tensor, part: Strided) -> torch.Tensor:
     """These elements of a tensor, as a view."""
     return tensor.as_strided(part.shape, part.strides, tensor.storage_offset() + part.offset)
@@ -87,27 +97,20 @@ def reads_of(
     staging: Staging,
 ) -> Iterator[Read]:
     """The reads that carry out these copies. ConfigError where a rank's buffer is missing or not what was planned."""
-    order = [copies.permutation.index(axis) for axis in range(len(copies.permutation))]
-    is_staged = tensor.is_cast or order != sorted(order)
+    is_staged = tensor.is_cast or list(copies.permutation) != sorted(copies.permutation)
     dtype: torch.dtype = getattr(torch, tensor.source_dtype)
     checked: dict[int, RDMABuffer] = {}
-    for one in _rows(copies, staging.slot_bytes // dtype.itemsize if is_staged else None):
+    for one in rows_of(copies, staging.slot_bytes // dtype.itemsize if is_staged else None):
         rank = int(one.source[0])
         if rank not in checked:
             checked[rank] = _buffer(buffers, rank, tensor, copies)
         buffer = checked[rank]
-        strides = [buffer.strides[axis] for axis in copies.permutation]
-        row = one.size[0], one.count[0]
-        there = strided(strides, one.source_at[0], one.source_step[0], *row)
-        here = strided(target.stride(), one.target_at[0], one.target_step[0], *row)
+        there, here = ends_of(one, buffer.strides, target.stride())
         nbytes = math.prod(there.shape) * dtype.itemsize
         if not is_staged:
             source = buffer.as_strided(there.shape, there.strides, there.offset)
             yield Read(rank, tensor, one, nbytes, source.prepare_read(part_of(target, here)))
             continue
-        # Read as the source has it, axes in its order; unpacked into the target's elements in that order.
-        axes = _pair_order(order, one)
-        there, here = there.permuted(axes), here.permuted(axes)
         slot, memory = staging.take(dtype, there.shape)
         source = buffer.as_strided(there.shape, there.strides, there.offset)
         into = part_of(target, here)
@@ -129,16 +132,16 @@ def _buffer(
     return buffer
 
 
-def _pair_order(order: Sequence[int], one: Copies) -> list[int]:
-    """The order of the source's axes among the dimensions that `strided` makes."""
+def _pair_order(one: Copies) -> list[int]:
+    """The source's axes, in order, among the dimensions that `strided` makes."""
     places: list[list[int]] = []
     for pieces in one.count[0].tolist():
         before = sum(map(len, places))
         places.append([before, before + 1] if pieces > 1 else [before])
-    return [place for d in order for place in places[d]]
+    return [place for axis in range(len(places)) for place in places[one.permutation.index(axis)]]
 
 
-def _rows(copies: Copies, most: int | None) -> Iterator[Copies]:
+def rows_of(copies: Copies, most: int | None) -> Iterator[Copies]:
     """Each row by itself, cut into rows of at most `most` elements."""
     for row in range(len(copies)):
         waiting = [copies.rows(slice(row, row + 1))]

@@ -30,7 +30,7 @@ from .plan import Plan, Source, TensorSpec, Topology, Transform, make_plan
 from .reshard import Report, Reshard
 from .version import VersionWord
 
-__all__ = ["Publication", "Reader", "fetch", "publish"]
+__all__ = ["Publication", "Reader", "fetch", "position", "publish", "target_layout"]
 
 _MEMORY = ("in_place", "shared", "copy")
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02  # seconds between looks for a version
@@ -61,7 +61,7 @@ def publish(
     if memory not in _MEMORY:
         raise ConfigError(f"memory is {memory!r}, but must be one of {', '.join(_MEMORY)}")
     where = None if directory is None else directory_of(directory)
-    rank, ranks = _position(rank, ranks)
+    rank, ranks = position(rank, ranks)
     given = layouts or {}
     tensors = named_tensors(what)
     if unknown := set(given) - set(tensors):
@@ -179,7 +179,7 @@ class Reader:
         engine = engine or default_engine()
         offers = _offers(source, directory, timeout, engine)
         specs = sources_of(offers)
-        rank, ranks = _position(rank, ranks)
+        rank, ranks = position(rank, ranks)
         self.tensors: dict[str, torch.Tensor] = _targets(into, specs, keys, dtype)
         if same_ranks is None:
             same_ranks = any(offer.incarnation == engine.incarnation for offer in offers)
@@ -187,7 +187,7 @@ class Reader:
         everybody = Mesh({"reader": ranks})
         targets = {
             key: TensorSpec(
-                _target_layout(key, tensor, (layouts or {}).get(key), everybody, rank).renumbered(shift),
+                target_layout(key, tensor, (layouts or {}).get(key), everybody, rank).renumbered(shift),
                 dtype_name(tensor.dtype),
             )
             for key, tensor in self.tensors.items()
@@ -275,7 +275,7 @@ class _Deadline:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
 
-def _position(rank: int | None, ranks: int | None) -> tuple[int, int]:
+def position(rank: int | None, ranks: int | None) -> tuple[int, int]:
     """Rank and number of ranks: as given, or those of torch.distributed, or 0 of 1."""
     in_use = dist.is_available() and dist.is_initialized()
     rank = (dist.get_rank() if in_use else 0) if rank is None else rank
@@ -303,7 +303,8 @@ def _source_layout(key: str, tensor: torch.Tensor, given: AnyLayout | None, rank
     return None if given is None else _checked_part(key, tensor, given, rank)
 
 
-def _target_layout(key: str, tensor: torch.Tensor, given: AnyLayout | None, everybody: Mesh, rank: int) -> AnyLayout:
+def target_layout(key: str, tensor: torch.Tensor, given: AnyLayout | None, everybody: Mesh, rank: int) -> AnyLayout:
+    """As given, or the DTensor's own, or a plain tensor that everybody has in whole. ConfigError unless it fits."""
     if given is None:
         given = layout_of(tensor) if isinstance(tensor, DTensor) else Layout(tuple(tensor.shape), everybody)
     return _checked_part(key, tensor, given, rank)

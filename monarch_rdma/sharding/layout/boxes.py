@@ -59,6 +59,7 @@ class BoxLayout:
                 one.ranks.append(rank)
                 one.at.append(box.at)
         self._held = list(held.values())
+        self._first = {key: one.ranks[0] for key, one in held.items()}
         dims = len(self.shape)
         self._start = _table([one.start for one in self._held], dims)
         self._end = self._start + _table([one.size for one in self._held], dims)
@@ -118,6 +119,10 @@ class BoxLayout:
     def part(self, rank: int) -> Part:
         """As Layout.part."""
         return self._parts.get(rank, Part((0,) * len(self.shape), ()))
+
+    def own_boxes(self, rank: int) -> tuple[Box, ...]:
+        """As Layout.own_boxes."""
+        return tuple(box for box in self.part(rank).boxes if self._first[box.start, box.size] == rank)
 
     def renumbered(self, by: int) -> BoxLayout:
         """As Layout.renumbered."""

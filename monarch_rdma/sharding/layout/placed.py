@@ -131,6 +131,11 @@ class Layout:
         boxes = (Box(*zip(*row, strict=True)) if row else Box((), (), ()) for row in itertools.product(*rows))
         return Part(tuple(shape), tuple(boxes))
 
+    def own_boxes(self, rank: int) -> tuple[Box, ...]:
+        """Those of a rank's boxes that it is the first to have. Those of all ranks have each element once."""
+        place = self._tiles.get(rank)
+        return self.part(rank).boxes if place is not None and place[1] == 0 else ()
+
     def renumbered(self, by: int) -> Layout:
         """The same on other ranks: each number grows by this."""
         mesh = self.mesh

@@ -62,9 +62,10 @@ class Route:
 
     def copies(self, rank: int) -> Copies:
         """What this rank has to copy. The last rank's are kept: a model has many tensors of one geometry."""
-        if self._last is None or self._last[0] != rank:
-            self._last = rank, self._copies(rank)
-        return self._last[1]
+        last = self._last  # other threads plan, too
+        if last is None or last[0] != rank:
+            last = self._last = rank, self._copies(rank)
+        return last[1]
 
     def _copies(self, rank: int) -> Copies:
         parts = []
