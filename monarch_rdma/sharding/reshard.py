@@ -160,16 +160,27 @@ class Reshard:
     # --- versions
 
     def versions(self, timeout: float | None = 60) -> dict[int, int | None]:
-        """The version that each rank of the plan has now; None while it is being written. ConfigError without words."""
+        """The version that each rank has now; None while it is being written. Ranks that are lost have none.
+
+        ConfigError without words; TransferTimeout.
+        """
         if self._words is None:
             raise ConfigError("no version words were given")
         words = {rank: word for rank, word in self._words.items() if rank not in self._gone}
-        futures = [(rank, word, word.start(timeout)) for rank, word in words.items()]
-        found: dict[int, int | None] = {}
-        for rank, word, future in futures:
-            if future.exception() is None:
-                found[rank] = word.version
-        return found
+        futures = {rank: word.start(timeout) for rank, word in words.items()}
+        lost = self._lost(futures)
+        return {rank: word.version for rank, word in words.items() if rank not in lost}
+
+    def _lost(self, futures: Mapping[int, Future]) -> set[int]:
+        """Those of the ranks whose read failed because they are lost. Any other failure is raised."""
+        errors = {rank: future.exception() for rank, future in futures.items()}
+        lost = {rank for rank, error in errors.items() if isinstance(error, PeerLost | AccessDenied)}
+        for rank, error in errors.items():
+            if rank in lost:
+                self._last_error = error
+            elif error is not None:
+                raise error
+        return lost
 
     def _verified(self, ranks: Collection[int], run: _Run) -> set[int]:
         """Those of the ranks that are lost. VersionChanged unless all others have the version that this run is about,
@@ -177,15 +188,7 @@ class Reshard:
         """
         if self._words is None:
             return set()
-        lost = set()
-        futures = [(rank, self._words[rank].start(run.left())) for rank in sorted(ranks)]
-        errors = [(rank, future.exception()) for rank, future in futures]
-        for rank, error in errors:
-            if isinstance(error, PeerLost | AccessDenied):
-                lost.add(rank)
-                self._last_error = error
-            elif error is not None:
-                raise error
+        lost = self._lost({rank: self._words[rank].start(run.left()) for rank in sorted(ranks)})
         for rank in sorted(set(ranks) - lost):
             version = self._words[rank].version
             if version is None:

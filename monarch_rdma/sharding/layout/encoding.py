@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
@@ -19,6 +20,8 @@ _PLACEMENTS: dict[str, Callable[..., Placement]] = {
     kind.__name__: kind for kind in (BlockCyclic, GroupedShard, Partial, Replicate, Shard, StridedShard)
 }
 
+_MOST_RANKS = 1 << 24  # more are taken for damage
+
 
 def to_json(layout: Layout | BoxLayout) -> dict[str, Any]:
     """Lists, strings and numbers that `from_json` makes the layout from again."""
@@ -30,10 +33,11 @@ def to_json(layout: Layout | BoxLayout) -> dict[str, Any]:
         [type(placement).__name__, *(getattr(placement, field.name) for field in fields(placement))]
         for placement in layout.placements
     ]
-    mesh = layout.mesh
+    mesh, ranks = layout.mesh, layout.ranks.tolist()
+    in_order = ranks == list(range(ranks[0], ranks[0] + len(ranks)))
     return {
         "shape": layout.shape,
-        "mesh": [list(zip(mesh.names, mesh.sizes, strict=True)), mesh.ranks.ravel().tolist()],
+        "mesh": [list(zip(mesh.names, mesh.sizes, strict=True)), ranks[0] if in_order else ranks],
         "placements": placements,
     }
 
@@ -48,6 +52,11 @@ def from_json(data: Any) -> Layout | BoxLayout:
             }
             return BoxLayout(data["shape"], parts)
         sizes, ranks = data["mesh"]
+        if isinstance(ranks, int):  # the first one; the others follow it
+            count = math.prod(size for _, size in sizes)
+            if count > _MOST_RANKS:
+                raise ValueError(f"a mesh of {count} ranks")
+            ranks = range(ranks, ranks + count)
         placements = [
             _PLACEMENTS[kind](*(tuple(value) if isinstance(value, list) else value for value in values))
             for kind, *values in data["placements"]
