@@ -239,9 +239,16 @@ def test_layouts_travel_as_json(layout: AnyLayout) -> None:
     assert from_json(json.loads(json.dumps(to_json(layout)))) == layout
 
 
-@pytest.mark.parametrize(
-    "data", [None, {}, {"shape": [1], "mesh": 3}, {"shape": [1], "parts": [[0, [1], [[[0], [1]]]]]}]
-)
+MALFORMED = [
+    None,
+    {},
+    {"shape": [1], "mesh": 3},
+    {"shape": [1], "mesh": [[["a", 1 << 40]], 0], "placements": []},
+    {"shape": [1], "parts": [[0, [1], [[[0], [1]]]]]},
+]
+
+
+@pytest.mark.parametrize("data", MALFORMED)
 def test_malformed_layouts_are_refused(data: Any) -> None:
     with pytest.raises(LayoutError, match="malformed layout"):
         from_json(data)
