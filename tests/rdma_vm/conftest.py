@@ -4,4 +4,4 @@ from __future__ import annotations
 
 import os
 
-collect_ignore_glob = [] if "RDMA_VM_NUMBER" in os.environ else ["guest/*"]
+collect_ignore_glob = [] if "RDMA_VM_NUMBER" in os.environ else ["guest"]
