@@ -141,11 +141,11 @@ def test_a_cable_that_loses_packets(machines: tuple[Machine, Machine], lane: str
 
 @pytest.mark.skipif("verbs" not in LANES, reason="this version has no verbs lane")
 def test_large_transfers_go_over_both_rails(machines: tuple[Machine, Machine]) -> None:
-    traffic = Traffic(machines, "verbs", rounds=8, depth=1, bytes=8 * MiB, rails=2)
-    before = [packets(machines[1], rail) for rail in (0, 1)]
-    outcome = traffic.ends(120)
+    before = [packets(machines[1], rail) for rail in (0, 1)]  # what is done to connect is reads: a packet a request
+    outcome = Traffic(machines, "verbs", rounds=8, depth=1, bytes=8 * MiB, rails=2).ends(120)
     assert outcome["failures"] == {} and outcome["rails"] == 2
-    assert all(packets(machines[1], rail) - before[rail] > 500 for rail in (0, 1))
+    sent = [packets(machines[1], rail) - before[rail] for rail in (0, 1)]
+    assert min(sent) > 500, sent
 
 
 @pytest.mark.skipif("verbs" not in LANES, reason="this version has no verbs lane")
