@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator
 
+import hypothesis
 import pytest
 from actor_client import Faults, client_of_its_own, faults_recorded
 from child import Child, maker_of_children
@@ -13,6 +14,10 @@ from rdma_vm.image import Image, Unavailable, prepare
 from monarch_rdma import config
 from monarch_rdma.actor import HostMesh, ProcMesh
 from monarch_rdma.rdma import Engine, Secret
+
+# A case may take long where others use the processors: pytest's time limit is enough.
+hypothesis.settings.register_profile("unhurried", deadline=None)
+hypothesis.settings.load_profile("unhurried")
 
 
 @pytest.fixture(autouse=True)

@@ -34,6 +34,9 @@ def main() -> None:
         except SupervisionError as error:
             print("workers" in str(error), "is lost" in str(error))
     print(workers.slice(n=0).where.call_one().get(20)[1])
+    until = time.monotonic() + 20
+    while not failures and time.monotonic() < until:  # its host's agent gives it up, too
+        time.sleep(0.001)
     procs.stop().get(20)
     print([(failure.mesh_name, failure.kind) for failure in failures])
 

@@ -98,7 +98,7 @@ class Instance:
         self._aborted: BaseException | None = None
         self._last: Frame | None = None  # the stop that waits for its answer
         self._ended: str | None = None
-        self._overdue = Overdue(proc, self._on_overdue)
+        self._overdue = Overdue(proc)
         self.owned = Owned()
         self._thread = threading.Thread(target=self._live, name=f"actor-{number:x}", daemon=True)
         self._thread.start()
@@ -406,7 +406,7 @@ class Instance:
 
     def _run(self, frame: Frame) -> None:
         self._current, self._since = frame, time.monotonic()
-        overdue = self._overdue.begin(frame)
+        overdue = self._overdue.begin(frame, self._on_overdue)
         try:
             if frame.fetched is not None:
                 frame.fetched.wait(None)
@@ -446,7 +446,7 @@ class Instance:
     async def _run_async(self, frame: Frame, is_driver: bool = True) -> None:
         if is_driver:
             self._current, self._since = frame, time.monotonic()
-        overdue = self._overdue.begin(frame)
+        overdue = self._overdue.begin(frame, self._on_overdue)
         try:
             if frame.fetched is not None and not frame.fetched.done():
                 await frame.fetched.waiter(asyncio.get_running_loop())

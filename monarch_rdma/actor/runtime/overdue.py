@@ -27,10 +27,8 @@ class _Watched:
 class Overdue:
     """The limits of one actor. Costs nothing where there are none."""
 
-    def __init__(self, proc: Proc, tell: Callable[[Frame, float], str]) -> None:
-        """`tell(message, limit)` is called on the receiving thread; the id of the event that it has emitted."""
+    def __init__(self, proc: Proc) -> None:
         self._proc = proc
-        self._tell = tell
         self._limits: Mapping[str, float] = {}
         self._default = 0.0
 
@@ -38,7 +36,8 @@ class Overdue:
         """By method, in seconds; the others have that of option message_limit."""
         self._limits, self._default = limits, float(config.get("message_limit"))
 
-    def begin(self, frame: Frame) -> _Watched | None:
+    def begin(self, frame: Frame, tell: Callable[[Frame, float], str]) -> _Watched | None:
+        """`tell(message, limit)` is called on the receiving thread; the id of the event that it has emitted."""
         if not self._limits and not self._default:
             return None
         limit = self._limits.get(frame.method.decode(), self._default)
@@ -47,7 +46,7 @@ class Overdue:
         watched = _Watched()
 
         def is_over() -> None:
-            watched.event = self._tell(frame, limit)
+            watched.event = tell(frame, limit)
 
         watched.timer = self._proc.timers.at(time.monotonic() + limit, is_over)
         return watched
@@ -57,5 +56,6 @@ class Overdue:
             return
         if watched.timer is not None:
             watched.timer.cancel()
+            watched.timer = None  # which holds the message, and the actor
         if watched.event is not None:
             emit("stuck.over", cause=watched.event)

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import TransferTimeout
 from ..encoding.codec import encode
-from ..encoding.pickling import in_one_stream
 from ..remote_error import ActorError
 from ..runtime import message
 from ..runtime.cast import cast
@@ -42,6 +41,8 @@ class BirthRecord:
     @classmethod
     def of(cls, birth: Birth, number: int, ranks: list[int], extent: bytes) -> BirthRecord:
         """Raises TypeError where the class or its arguments cannot be pickled."""
+        from ..encoding.pickling import in_one_stream
+
         return cls(birth.name, number, tuple(ranks), extent, birth.owner, in_one_stream(birth))
 
     def adopted(self, proc: Proc, keeper: KeeperId) -> list[Route]:
