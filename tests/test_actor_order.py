@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
-from actor_client import LIMIT, Stage, hold, hold_async
+from actor_client import LIMIT, Stage, hold, hold_async, wait_until
 
 from monarch_rdma import config
 from monarch_rdma.actor import (
@@ -194,8 +194,14 @@ def test_messages_of_many_senders_keep_the_order_of_each(recorder: Any, senders:
     done = senders.send_to.call(recorder, "actor", 500)
     for number in range(500):
         recorder.record.broadcast(("client", number))
-    done.get(LIMIT)
-    seen = recorder.all.call_one().get(LIMIT)
+    done.get(LIMIT)  # all have left; those of the senders may still be on their way
+    seen: list[Any] = []
+
+    def all_came() -> bool:
+        seen[:] = recorder.all.call_one().get(LIMIT)
+        return len(seen) >= 3 * 500
+
+    wait_until(all_came, lambda: f"{len(seen)} came")
     assert [number for tag, number in seen if tag == "client"] == list(range(500))
     assert sorted(number for tag, number in seen if tag == "actor") == sorted([*range(500)] * 2)
 
