@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any, Protocol
 
 from ..errors import ConfigError, TransferTimeout
 from ..rdma import Engine, default_engine, names
+from .deadline import Deadline
 
 __all__ = ["Addresses", "Directory", "StoreDirectory", "directory_of"]
 
 _PREFIX = "monarch_rdma/weights/"
-_PAUSE = 0.02  # seconds between looks for a name that is not there yet
+_LONGEST = 1e6  # seconds that a store is asked to wait where there is no limit
 
 
 class Directory(Protocol):
@@ -41,14 +41,14 @@ class StoreDirectory:
 
     def get(self, name: str, timeout: float | None) -> list[bytes]:
         """As Directory.get."""
-        deadline = time.monotonic() + (timeout if timeout is not None else 1e9)
+        deadline = Deadline(timeout)
         ranks = int(self._wait(f"{_PREFIX}{name}/ranks", deadline, name))
         return [self._wait(f"{_PREFIX}{name}/{rank}", deadline, name) for rank in range(ranks)]
 
-    def _wait(self, key: str, deadline: float, name: str) -> bytes:
-        left = max(0.001, deadline - time.monotonic())
+    def _wait(self, key: str, deadline: Deadline, name: str) -> bytes:
+        left = deadline.left()
         try:
-            self._store.wait([key], timedelta(seconds=min(left, 1e6)))
+            self._store.wait([key], timedelta(seconds=_LONGEST if left is None else min(max(0.001, left), _LONGEST)))
         except RuntimeError as error:  # torch's DistStoreError
             raise TransferTimeout(
                 f"nobody has offered {name!r} in time ({key} is not set)", operation="fetch"
@@ -79,18 +79,17 @@ class Addresses:
         """As Directory.get. PeerLost where one of the processes is not there any more."""
         if not self._addresses:
             raise ConfigError("addresses is empty, but a reader has to know those of all ranks that offer")
-        deadline = time.monotonic() + (timeout if timeout is not None else 1e9)
+        deadline = Deadline(timeout)
         return [self._look_up(address, name, deadline) for address in self._addresses]
 
-    def _look_up(self, address: str, name: str, deadline: float) -> bytes:
+    def _look_up(self, address: str, name: str, deadline: Deadline) -> bytes:
         while True:
-            left = max(0.0, deadline - time.monotonic())
             try:
-                return names.look_up(self._engine or default_engine(), address, _PREFIX + name, left)
+                return names.look_up(self._engine or default_engine(), address, _PREFIX + name, deadline.left())
             except (ConfigError, TransferTimeout) as error:
-                if time.monotonic() >= deadline:
+                if deadline.is_over():
                     raise TransferTimeout(f"{address} has not offered {name!r} in time", operation="fetch") from error
-            time.sleep(_PAUSE)
+            deadline.pause()
 
 
 def directory_of(given: Any) -> Directory:

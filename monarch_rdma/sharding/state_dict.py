@@ -12,7 +12,6 @@ The first fetch plans and prepares; later ones only read. Without a directory, o
 from __future__ import annotations
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -22,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import ConfigError, TransferTimeout, VersionChanged
 from ..rdma import Engine, RDMABuffer, default_engine, empty, share_
+from .deadline import Deadline
 from .directory import Directory, directory_of
 from .dtensor import Tensors, dtype_name, layout_of, local_tensor, named_tensors
 from .layout import Layout, Mesh
@@ -33,7 +33,6 @@ from .version import VersionWord
 __all__ = ["Publication", "Reader", "fetch", "position", "publish", "target_layout"]
 
 _MEMORY = ("in_place", "shared", "copy")
-_SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02  # seconds between looks for a version
 
 
 def publish(
@@ -213,7 +212,7 @@ class Reader:
         Raises VersionChanged where no version stayed long enough, TransferTimeout where there was none in time, and
         PeerLost naming what is lost. The tensors are then partly written.
         """
-        deadline = _Deadline(timeout)
+        deadline = Deadline(timeout)
         changed: VersionChanged | None = None
         while True:
             try:
@@ -234,9 +233,9 @@ class Reader:
 
     def wait(self, newer_than: int, timeout: float | None = 60) -> int:
         """The version that all publishing ranks have, once it is newer than that. TransferTimeout."""
-        return self._wait(lambda version: version > newer_than, _Deadline(timeout))
+        return self._wait(lambda version: version > newer_than, Deadline(timeout))
 
-    def _wait(self, is_wanted: Callable[[int], bool], deadline: _Deadline) -> int:
+    def _wait(self, is_wanted: Callable[[int], bool], deadline: Deadline) -> int:
         while True:
             found = set(self._reshard.versions(deadline.left()).values())
             if not found:
@@ -254,25 +253,6 @@ def fetch(source: str | Sequence[Offer], into: Tensors | None = None, **options:
     reader = Reader(source, into, **options)
     reader.fetch(**which, timeout=options.get("timeout", 60))
     return reader.tensors
-
-
-class _Deadline:
-    """A time, and pauses that grow until then."""
-
-    def __init__(self, timeout: float | None) -> None:
-        self.timeout = timeout
-        self._end = None if timeout is None else time.monotonic() + timeout
-        self._pause = _SHORTEST_PAUSE
-
-    def left(self) -> float | None:
-        return None if self._end is None else max(0.0, self._end - time.monotonic())
-
-    def is_over(self) -> bool:
-        return self._end is not None and time.monotonic() >= self._end
-
-    def pause(self) -> None:
-        time.sleep(self._pause)
-        self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
 
 def position(rank: int | None, ranks: int | None) -> tuple[int, int]:
