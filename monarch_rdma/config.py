@@ -15,9 +15,9 @@ import difflib
 import math
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from .errors import ConfigError
 
@@ -25,6 +25,7 @@ __all__ = [
     "ALIASES",
     "LANES",
     "OPTIONS",
+    "Kept",
     "Option",
     "clear_runtime_config",
     "configure",
@@ -39,6 +40,7 @@ __all__ = [
 ]
 
 Value = str | bool | int | float
+V = TypeVar("V")
 
 _ENV_PREFIX = "MONARCH_RDMA_"
 _OF_OTHERS = (_ENV_PREFIX + "BUILD_", _ENV_PREFIX + "TEST_")  # read by the build and by the tests
@@ -458,6 +460,21 @@ def get(name: str) -> Value:
     if option.env in os.environ:
         return option.check(os.environ[option.env], f"environment variable {option.env}")
     return _alias_from_environment(option)
+
+
+class Kept(Generic[V]):
+    """One option, for paths on which `get` takes too long: read again where options have been changed."""
+
+    def __init__(self, name: str, kind: Callable[[Any], V]) -> None:
+        self._name = name
+        self._kind = kind
+        self._read: tuple[int, V] | None = None  # at which generation, and what
+
+    def __call__(self) -> V:
+        read = self._read
+        if read is None or read[0] != _generation:
+            read = self._read = _generation, self._kind(get(self._name))
+        return read[1]
 
 
 def _alias_from_environment(option: Option) -> Value:

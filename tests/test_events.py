@@ -108,7 +108,7 @@ def test_a_relative_path_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match=r"option event_log is 'log', but must be an absolute path"):
         config.configure(event_log="log")
     monkeypatch.setenv("MONARCH_RDMA_EVENT_LOG", "log")
-    monkeypatch.setattr(events._log_of_process, "path_at", -1)
+    monkeypatch.setattr(events._log_of_process, "file", config.Kept("event_log", str))
     with Recording() as recording:
         emit("a")  # as anything else that is wrong with the log, it hurts nobody
     assert [event.kind for event in recording.events] == ["a"]

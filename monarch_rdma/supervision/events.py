@@ -202,15 +202,8 @@ class _LogOfProcess:
         self.prefix = secrets.token_hex(4)
         self.numbers = itertools.count(1)  # next() is atomic
         self.tallies: dict[str, Tally] = {}  # by kind
-        self.path_at = -1  # the generation of the options at which `path` was read
-        self.path = ""
+        self.file = config.Kept("event_log", str)
         self.complained = ""  # the path that a warning was given for
-
-    def file(self) -> str:
-        if self.path_at != config.generation():
-            self.path_at = config.generation()
-            self.path = str(config.get("event_log"))
-        return self.path
 
 
 _changing = threading.Lock()

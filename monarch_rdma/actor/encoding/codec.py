@@ -226,13 +226,4 @@ def _decode_safe(stream: memoryview, taken: list[Any]) -> Any:
     return decode_safe(stream, taken)
 
 
-_inline: tuple[int, int] = (-1, 0)  # generation of the options, value
-
-
-def _inline_bytes() -> int:
-    """The option message_inline_bytes; looked up again where options have changed."""
-    global _inline
-    generation = config.generation()
-    if _inline[0] != generation:
-        _inline = generation, int(config.get("message_inline_bytes"))
-    return _inline[1]
+_inline_bytes = config.Kept("message_inline_bytes", int)

@@ -226,18 +226,7 @@ def _end_after(casts: Sequence[Future[None] | None], done: Future[None]) -> None
         pending.add_callback(lambda: _end_after(casts, done))
 
 
-_option: tuple[int, int] = (-1, 0)  # generation of the options, value
-
-
-def _fanout() -> int:
-    """The option cast_fanout; looked up again where options have changed."""
-    global _option
-    generation = config.generation()
-    if _option[0] != generation:
-        _option = generation, int(config.get("cast_fanout"))
-    return _option[1]
-
-
+_fanout = config.Kept("cast_fanout", int)
 _UNANSWERED = -1
 _line_up = threading.Lock()
 _UNCOUNTED = message.NEW | message.STOP  # they need no place in the mailbox
