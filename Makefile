@@ -23,9 +23,9 @@ endef
 ASAN := SANITIZE=address,undefined OUT=$(CURDIR)/build/asan
 TSAN := SANITIZE=thread OUT=$(CURDIR)/build/tsan
 CPP_FILES = $(shell find csrc tests/csrc tests/fake_verbs tests/rdma_vm -name '*.h' -o -name '*.cc')
-PYTHON_FILES := monarch_rdma tests benchmarks examples build_backend hipify_rules setup.py
+PYTHON_FILES := monarch_rdma tests benchmarks examples build_backend hipify_rules .ci setup.py
 
-.PHONY: help setup build demo test test-long test-rdma soak test-cpp bench lint asan tsan fuzz format clean
+.PHONY: help setup build hip-toolchain demo test test-long test-rdma soak test-cpp bench lint asan tsan fuzz format clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -46,6 +46,9 @@ build: setup ## the native pieces, in the source tree
 	  $(PY) -m pip --disable-pip-version-check install -q --no-build-isolation --no-deps -e . && \
 	  touch $(VENV)/install-done; }
 
+hip-toolchain: setup ## a HIP compiler for AMD's GPUs, without ROCm or a GPU; where there can be none, tests skip
+	@PATH="$(CURDIR)/$(VENV)/bin:$$PATH" .ci/hip_toolchain.sh >/dev/null || [ $$? -eq 77 ]
+
 $(VENV)/demo-done: $(VENV)/setup-done
 	@.ci/venv.sh $(VENV) $(PYTHON) "$(TORCH)" demo
 	@touch $@
@@ -53,10 +56,10 @@ $(VENV)/demo-done: $(VENV)/setup-done
 demo: build $(VENV)/demo-done ## moves a real model's weights between processes (DEMO_ARGS="--small")
 	$(VENV)/bin/monarch-rdma demo $(DEMO_ARGS)
 
-test: build $(VENV)/demo-done test-cpp ## every test, in minutes (PYTEST_ARGS="-k name")
+test: build $(VENV)/demo-done hip-toolchain test-cpp ## every test, in minutes (PYTEST_ARGS="-k name")
 	$(PY) -m pytest $(PYTEST_ARGS)
 
-test-long: build $(VENV)/demo-done test-cpp ## the same with many more rounds of killing, stopping and random input
+test-long: build $(VENV)/demo-done hip-toolchain test-cpp ## the same with many more rounds of killing, stopping and random input
 	MONARCH_RDMA_TEST_ROUNDS=long $(PY) -m pytest --timeout 1800 $(PYTEST_ARGS)
 
 test-rdma: build ## the tests in virtual machines with Soft-RoCE alone (RDMA without a card)
