@@ -1,6 +1,7 @@
 """Sharded tensors: who has which elements, and how they get from one layout to another, moving only what is missing.
 
-`layout` and `plan` are numbers only; `reshard` carries plans out; `state_dict` publishes and fetches whole models. The
+`layout` and `plan` are numbers only; `reshard` carries plans out; `state_dict` publishes and fetches whole models;
+`sharded_tensor` has one tensor as a value. The
 names below are imported from their modules when they are first used: those of layouts and plans do not load torch.
 """
 
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         table,
     )
     from .reshard import Report, Reshard
+    from .sharded_tensor import ShardedTensor
     from .state_dict import Publication, Reader, fetch, publish
 
 _MODULES = {
@@ -45,6 +47,7 @@ _MODULES = {
     ),
     "plan": "Plan PlanError Source TensorSpec Topology concatenate make_plan make_statistics picture table",
     "reshard": "Report Reshard",
+    "sharded_tensor": "ShardedTensor",
     "state_dict": "Publication Reader fetch publish",
 }
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
@@ -67,6 +70,7 @@ __all__ = [
     "Report",
     "Reshard",
     "Shard",
+    "ShardedTensor",
     "Source",
     "StridedShard",
     "TensorSpec",

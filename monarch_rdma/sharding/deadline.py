@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import time
+from datetime import timedelta
+from typing import Any
 
-__all__ = ["Deadline"]
+__all__ = ["Deadline", "store_wait"]
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02  # seconds between looks
+_LONGEST = 1e6  # seconds that a store is asked to wait where there is no limit
 
 
 class Deadline:
@@ -26,3 +29,12 @@ class Deadline:
     def pause(self) -> None:
         time.sleep(self._pause)
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
+
+
+def store_wait(store: Any, key: str, seconds: float | None) -> bool:
+    """Whether the key is set in a torch.distributed Store, now or in so many seconds."""
+    try:
+        store.wait([key], timedelta(seconds=_LONGEST if seconds is None else min(max(0.001, seconds), _LONGEST)))
+    except RuntimeError:  # torch's DistStoreError
+        return False
+    return True

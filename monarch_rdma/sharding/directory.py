@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import timedelta
 from typing import Any, Protocol
 
 from ..errors import ConfigError, TransferTimeout
 from ..rdma import Engine, default_engine, names
-from .deadline import Deadline
+from .deadline import Deadline, store_wait
 
 __all__ = ["Addresses", "Directory", "StoreDirectory", "directory_of"]
 
 _PREFIX = "monarch_rdma/weights/"
-_LONGEST = 1e6  # seconds that a store is asked to wait where there is no limit
 
 
 class Directory(Protocol):
@@ -46,13 +44,8 @@ class StoreDirectory:
         return [self._wait(f"{_PREFIX}{name}/{rank}", deadline, name) for rank in range(ranks)]
 
     def _wait(self, key: str, deadline: Deadline, name: str) -> bytes:
-        left = deadline.left()
-        try:
-            self._store.wait([key], timedelta(seconds=_LONGEST if left is None else min(max(0.001, left), _LONGEST)))
-        except RuntimeError as error:  # torch's DistStoreError
-            raise TransferTimeout(
-                f"nobody has offered {name!r} in time ({key} is not set)", operation="fetch"
-            ) from error
+        if not store_wait(self._store, key, deadline.left()):
+            raise TransferTimeout(f"nobody has offered {name!r} in time ({key} is not set)", operation="fetch")
         value: bytes = self._store.get(key)
         return value
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from html import escape
 
 import numpy as np
 
 from .copies import Plan, TensorCopies
-from .geometry import PlanError, Shape, TensorSpec, itemsize
+from .drawing import Drawing, Panel, Rectangle, colours_of, draw
+from .geometry import PlanError, TensorSpec, itemsize
 from .planner import make_plan
 
 __all__ = ["picture", "table"]
@@ -45,7 +45,9 @@ def _row(plan: Plan, tensor: TensorCopies) -> tuple[int, tuple[str, ...]]:
 # --- pictures
 
 
-def picture(source: Mapping[str, TensorSpec], target: Mapping[str, TensorSpec], name: str, *, most: int = 16) -> str:
+def picture(
+    source: Mapping[str, TensorSpec], target: Mapping[str, TensorSpec], name: str, *, most: int = 16
+) -> Drawing:
     """An SVG image of one tensor: above, what each source rank has; below, where each target rank gets its elements.
 
     Each source rank has a colour. Of tensors with more than two dimensions the first slice is drawn; of more than
@@ -56,51 +58,19 @@ def picture(source: Mapping[str, TensorSpec], target: Mapping[str, TensorSpec], 
             raise PlanError(f"there is no {which} {name!r}")
     here, there = source[name].layout, target[name].layout
     one_source, one_target = {name: source[name]}, {name: target[name]}
-    colours = {rank: f"hsl({i * 360 // len(here.ranks)},65%,62%)" for i, rank in enumerate(here.ranks.tolist())}
-    rows = []
+    colours = colours_of(here.ranks.tolist())
+    rows: list[tuple[str, list[Panel]]] = []
     for title, specs, ranks in (("source", one_source, here.ranks), ("target", one_target, there.ranks)):
-        tensors = []
+        panels: list[Panel] = []
         for rank in ranks[:most].tolist():
             plan = make_plan(specs if title == "source" else one_source, specs, rank)
-            tensors.append((f"rank {rank}", plan.tensors[0]))
-        rows.append((title, tensors))
-    return _svg(name, here.shape, rows, colours)
+            panels.append((f"rank {rank}", _rectangles(plan.tensors[0], colours)))
+        rows.append((title, panels))
+    return draw(name, here.shape, rows)
 
 
-_Row = tuple[str, list[tuple[str, TensorCopies]]]
-
-
-def _svg(name: str, shape: Shape, rows: list[_Row], colours: Mapping[int, str]) -> str:
-    height, width = _plane(shape)
-    unit = 110 / max(height, width)
-    step_x, step_y = max(70.0, width * unit + 14), height * unit + 34
-    parts = []
-    for row, (title, tensors) in enumerate(rows):
-        y = 40 + row * step_y
-        parts.append(f'<text x="8" y="{y + 12:.1f}" font-weight="bold">{title}</text>')
-        for i, (label, tensor) in enumerate(tensors):
-            x = 70 + i * step_x
-            parts.append(f'<text x="{x:.1f}" y="{y - 4:.1f}">{label}</text>')
-            parts += [
-                f'<rect x="{x + left * unit:.2f}" y="{y + top * unit:.2f}" width="{w * unit:.2f}" '
-                f'height="{max(h * unit, 6 if len(shape) < 2 else 0):.2f}" fill="{colours[rank]}" stroke="#333" '
-                f'stroke-width="0.4"><title>from rank {rank}</title></rect>'
-                for rank, top, left, h, w in _rectangles(tensor)
-            ]
-    size = f"{90 + max(len(tensors) for _, tensors in rows) * step_x:.0f} {50 + len(rows) * step_y:.0f}"
-    title = f'<text x="8" y="16" font-weight="bold">{escape(name)} {escape(str(shape))}</text>'
-    body = "\n".join([title, *parts])
-    head = f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {size}" font-family="sans-serif" font-size="10">'
-    return f"{head}\n{body}\n</svg>\n"
-
-
-def _plane(shape: Shape) -> tuple[int, int]:
-    """Height and width of what is drawn of a tensor."""
-    return (max(1, shape[-2]) if len(shape) > 1 else 1), (max(1, shape[-1]) if shape else 1)
-
-
-def _rectangles(tensor: TensorCopies) -> list[tuple[int, int, int, int, int]]:
-    """Source rank, top, left, height and width of what each copy fills in the local tensor."""
+def _rectangles(tensor: TensorCopies, colours: Mapping[int, str]) -> list[Rectangle]:
+    """What each copy fills in the local tensor."""
     copies, found = tensor.copies, []
     dims = len(copies.permutation)
     for row in range(len(copies)):
@@ -109,7 +79,11 @@ def _rectangles(tensor: TensorCopies) -> list[tuple[int, int, int, int, int]]:
         spans = [_spans(tensor, row, d) for d in range(max(0, dims - 2), dims)]
         spans = [[(0, 1)]] * (2 - len(spans)) + spans
         rank = int(copies.source[row])
-        found += [(rank, top, left, h, w) for top, h in spans[0] for left, w in spans[1]]
+        found += [
+            Rectangle(top, left, h, w, colours[rank], f"from rank {rank}")
+            for top, h in spans[0]
+            for left, w in spans[1]
+        ]
     return found
 
 
