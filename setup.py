@@ -71,12 +71,16 @@ def build_core() -> list[tuple[Path, str]]:
     return [(source, place) for source, place in built if source.exists()]
 
 
-def native_extension(name: str, source: str, flags: list[str]) -> Extension:
+def in_tree(pattern: str) -> list[str]:
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
+
+
+def native_extension(name: str, sources: list[str], flags: list[str]) -> Extension:
     return Extension(
         name,
-        [source],
+        sources,
         include_dirs=["csrc"],
-        depends=["csrc/engine.h", "setup.py"],
+        depends=["setup.py", *in_tree("csrc/*.h"), *in_tree("csrc/kernels/*.h"), *in_tree("csrc/ops/*.h")],
         extra_compile_args=["-O2", "-g1", "-Wall", "-fvisibility=hidden", *flags],
         libraries=["monarch_rdma"],
         library_dirs=[str(CORE)],
@@ -85,8 +89,8 @@ def native_extension(name: str, source: str, flags: list[str]) -> Extension:
     )
 
 
-ENGINE = native_extension("monarch_rdma._engine", "build/engine/_engine.c", [])
-OPS = native_extension("monarch_rdma._C", "csrc/ops.cc", ["-std=c++20", *STABLE_ABI])
+ENGINE = native_extension("monarch_rdma._engine", ["build/engine/_engine.c"], [])
+OPS = native_extension("monarch_rdma._C", in_tree("csrc/ops/*.cc"), ["-std=c++20", *STABLE_ABI])
 
 
 def generate_engine() -> None:

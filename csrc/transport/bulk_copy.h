@@ -16,6 +16,8 @@ class BulkCopy {
   void copy(uint64_t begin, uint64_t length) const;
 
  private:
+  void copy_strided(uint64_t begin, uint64_t length) const;  // both views are strided
+
   enum class Overlap : uint8_t { none, forward, backward };
 
   uint8_t* dst_ = nullptr;
@@ -25,8 +27,5 @@ class BulkCopy {
   Overlap overlap_ = Overlap::none;
   bool contiguous_ = false, streaming_ = false;
 };
-
-// memcpy with non-temporal stores: the destination does not pass through the caches.
-void streaming_copy(uint8_t* dst, const uint8_t* src, uint64_t length);
 
 }  // namespace mr

@@ -1,0 +1,189 @@
+#include <algorithm>
+
+#include "elements.h"
+#include "kernels.h"
+#include "vectorised.h"
+
+namespace mr::kernels {
+namespace {
+
+struct Int8 {
+  using Storage = int8_t;
+  static constexpr uint32_t kNothing = 0;
+  MR_HOST_DEVICE static float largest() { return 127; }
+  MR_HOST_DEVICE static float to_float(int8_t bits) { return float(bits); }
+  // |value| is 127 and a little at most. The sum's last place is 1: the processor rounds to an integer.
+  MR_HOST_DEVICE static int8_t from_float(float value, bool) {
+    constexpr float kPower = 12582912;  // 1.5 * 2^23
+    const float cut = value > 127 ? 127.0f : value < -127 ? -127.0f : value;
+    return int8_t(int32_t(float_bits(cut + kPower) - float_bits(kPower)));
+  }
+};
+
+// The type of the elements that make up an mr_dtype, for those that quantising knows.
+template <typename Use>
+void with_quantized(mr_dtype dtype, const Use& use) {
+  switch (dtype) {
+    case MR_I8:
+      return use(Int8());
+    case MR_E4M3FN:
+      return use(E4M3FN());
+    case MR_E5M2:
+      return use(E5M2());
+    case MR_E4M3FNUZ:
+      return use(E4M3FNUZ());
+    case MR_E5M2FNUZ:
+      return use(E5M2FNUZ());
+    default:
+      return;
+  }
+}
+
+template <typename Use>
+void with_float(mr_dtype dtype, const Use& use) {
+  switch (dtype) {
+    case MR_F32:
+      return use(Element<MR_F32>());
+    case MR_F16:
+      return use(Element<MR_F16>());
+    case MR_BF16:
+      return use(Element<MR_BF16>());
+    default:
+      return;
+  }
+}
+
+struct QuantizeJob {
+  const void* x;
+  void* q;
+  float* scales;
+  float* error;
+  size_t count, block;
+};
+
+template <typename X, typename Q, bool kWithError>
+struct QuantizeLoop {
+  MR_HOST_DEVICE static float value(typename X::Storage x, float error) {
+    return kWithError ? X::load(x) + error : X::load(x);
+  }
+
+  MR_HOST_DEVICE static void run(const QuantizeJob& job) {
+    for (size_t begin = 0, at = 0; begin < job.count; begin += job.block, ++at) {
+      const size_t size = job.count - begin < job.block ? job.count - begin : job.block;
+      job.scales[at] =
+          one_block(static_cast<const typename X::Storage*>(job.x) + begin,
+                    static_cast<typename Q::Storage*>(job.q) + begin, kWithError ? job.error + begin : nullptr, size);
+    }
+  }
+
+  MR_HOST_DEVICE static float one_block(const typename X::Storage* x, typename Q::Storage* q, float* error,
+                                        size_t size) {
+    uint32_t most = 0;  // as bits, magnitudes of floats are in order, and NaN is above Inf
+    for (size_t i = 0; i < size; ++i) {
+      const uint32_t magnitude = float_bits(value(x[i], kWithError ? error[i] : 0)) & 0x7fffffffu;
+      most = magnitude > most ? magnitude : most;
+    }
+    if (most >= kFloatInf) {  // all of the block dequantises to NaN
+      for (size_t i = 0; i < size; ++i) q[i] = 0;
+      if constexpr (kWithError)
+        for (size_t i = 0; i < size; ++i) error[i] = 0;
+      return float_from_bits(kFloatNaN);
+    }
+    const float exact = float_from_bits(most) / Q::largest();
+    const float scale = exact == 0 ? 1.0f : exact;  // nothing there, or too small for any scale
+    for (size_t i = 0; i < size; ++i) {
+      const float v = value(x[i], kWithError ? error[i] : 0);
+      const auto bits = Q::from_float(v / scale, true);
+      q[i] = bits;
+      if constexpr (kWithError) error[i] = v - Q::to_float(bits) * scale;
+    }
+    return scale;
+  }
+};
+
+struct DequantizeJob {
+  const void* q;
+  const float* scales;
+  void* out;
+  size_t count, block;
+};
+
+template <typename Q, typename Out>
+struct DequantizeLoop {
+  MR_HOST_DEVICE static void run(const DequantizeJob& job) {
+    for (size_t begin = 0, at = 0; begin < job.count; begin += job.block, ++at) {
+      const size_t size = job.count - begin < job.block ? job.count - begin : job.block;
+      const auto* q = static_cast<const typename Q::Storage*>(job.q) + begin;
+      auto* out = static_cast<typename Out::Storage*>(job.out) + begin;
+      const float scale = job.scales[at];
+      for (size_t i = 0; i < size; ++i) out[i] = Out::store(Q::to_float(q[i]) * scale);
+    }
+  }
+};
+
+struct DequantizeSumJob {
+  const void* const* qs;
+  const float* const* scales;
+  size_t num_shards;
+  float* out;
+  size_t count, block;
+};
+
+template <typename Q>
+struct DequantizeSumLoop {
+  MR_HOST_DEVICE static void run(const DequantizeSumJob& job) {
+    constexpr size_t kPiece = 2048;
+    for (size_t start = 0, at = 0; start < job.count; start += job.block, ++at) {
+      const size_t end = job.count - start < job.block ? job.count : start + job.block;
+      for (size_t begin = start; begin < end; begin += kPiece) {
+        const size_t size = end - begin < kPiece ? end - begin : kPiece;
+        float* out = job.out + begin;
+        for (size_t shard = 0; shard < job.num_shards; ++shard) {
+          const auto* q = static_cast<const typename Q::Storage*>(job.qs[shard]) + begin;
+          const float scale = job.scales[shard][at];
+          if (shard == 0)
+            for (size_t i = 0; i < size; ++i) out[i] = Q::to_float(q[i]) * scale;
+          else
+            for (size_t i = 0; i < size; ++i) out[i] += Q::to_float(q[i]) * scale;
+        }
+        for (size_t i = 0; i < size; ++i) out[i] = out[i] != out[i] ? float_from_bits(kFloatNaN) : out[i];
+      }
+    }
+  }
+};
+
+}  // namespace
+
+bool can_quantize_to(mr_dtype dtype) { return dtype == MR_I8 || (dtype >= MR_E4M3FN && dtype <= MR_E5M2FNUZ); }
+
+void quantize(mr_dtype x_dtype, const void* x, mr_dtype q_dtype, void* q, float* scales, float* error, size_t count,
+              size_t block) {
+  const QuantizeJob job{x, q, scales, error, count, block};
+  with_float(x_dtype, [&](auto from) {
+    with_quantized(q_dtype, [&](auto to) {
+      if (error != nullptr)
+        run_vectorised<QuantizeLoop<decltype(from), decltype(to), true>, const QuantizeJob&>(job);
+      else
+        run_vectorised<QuantizeLoop<decltype(from), decltype(to), false>, const QuantizeJob&>(job);
+    });
+  });
+}
+
+void dequantize(mr_dtype q_dtype, const void* q, const float* scales, mr_dtype out_dtype, void* out, size_t count,
+                size_t block) {
+  const DequantizeJob job{q, scales, out, count, block};
+  with_quantized(q_dtype, [&](auto from) {
+    with_float(out_dtype, [&](auto to) {
+      run_vectorised<DequantizeLoop<decltype(from), decltype(to)>, const DequantizeJob&>(job);
+    });
+  });
+}
+
+void dequantize_sum(mr_dtype q_dtype, const void* const* qs, const float* const* scales, size_t num_shards, float* out,
+                    size_t count, size_t block) {
+  const DequantizeSumJob job{qs, scales, num_shards, out, count, block};
+  with_quantized(q_dtype,
+                 [&](auto from) { run_vectorised<DequantizeSumLoop<decltype(from)>, const DequantizeSumJob&>(job); });
+}
+
+}  // namespace mr::kernels
