@@ -55,8 +55,13 @@ def test_one_copy_of_the_core_in_a_process() -> None:
     assert str(CORE) in mapped
 
 
-def test_the_core_exports_its_c_face_and_nothing_else() -> None:
-    exported = {line.split()[-1] for line in run("nm", "-D", "--defined-only", CORE).splitlines()}
+def test_the_core_exports_its_two_faces_and_nothing_else() -> None:
+    lines = [line.split(maxsplit=2)[-1] for line in run("nm", "-D", "-C", "--defined-only", CORE).splitlines()]
+    kernels = {re.sub(r"mr::kernels::|\(.*", "", line) for line in lines if line.startswith("mr::kernels::")}
+    exported = {line for line in lines if not line.startswith("mr::kernels::")}
+    face = (ROOT / "csrc" / "kernels" / "kernels.h").read_text()
+    assert "reduce" in kernels
+    assert all(re.search(rf"(?<!\w){re.escape(name.split('::')[-1])}\(", face) for name in kernels), kernels
     header = (ROOT / "csrc" / "engine.h").read_text()
     declared = set(re.findall(r"\b(mr_\w+)\(", re.sub(r"/\*.*?\*/|typedef [^;]*;", "", header, flags=re.DOTALL)))
     assert len(declared) > 40
