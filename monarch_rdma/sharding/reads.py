@@ -14,7 +14,7 @@ from ..errors import ConfigError
 from ..rdma import Future, RDMABuffer
 from .plan import Copies, TensorCopies
 
-__all__ = ["Read", "Staging", "ends_of", "part_of", "reads_of", "rows_of"]
+__all__ = ["Read", "Staging", "Strided", "ends_of", "part_of", "reads_of", "rows_of"]
 
 
 @dataclass(frozen=True)
@@ -24,6 +24,11 @@ class Strided:
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     offset: int
+
+    def narrowed(self, dim: int, low: int, n: int) -> Strided:
+        """Of one dimension n elements from `low` on."""
+        shape = (*self.shape[:dim], n, *self.shape[dim + 1 :])
+        return Strided(shape, self.strides, self.offset + low * self.strides[dim])
 
     def permuted(self, order: Sequence[int]) -> Strided:
         return Strided(tuple(self.shape[d] for d in order), tuple(self.strides[d] for d in order), self.offset)
