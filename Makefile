@@ -22,7 +22,7 @@ define cpp_run
 endef
 ASAN := SANITIZE=address,undefined OUT=$(CURDIR)/build/asan
 TSAN := SANITIZE=thread OUT=$(CURDIR)/build/tsan
-CPP_FILES = $(shell find csrc tests/csrc tests/fake_verbs tests/rdma_vm -name '*.h' -o -name '*.cc')
+CPP_FILES = $(shell find csrc tests/csrc tests/fake_gpu tests/fake_verbs tests/rdma_vm -name '*.h' -o -name '*.cc')
 PYTHON_FILES := monarch_rdma tests benchmarks examples build_backend hipify_rules .ci setup.py
 
 .PHONY: help setup build hip-toolchain demo test test-long test-rdma soak test-cpp bench lint asan tsan fuzz format clean

@@ -1,4 +1,4 @@
-"""RDMA cards, GPU runtimes and network interfaces."""
+"""RDMA cards and network interfaces."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 from .. import config
 from ..rdma import verbs
-from . import isolated
+from . import gpus, isolated
 from .check import Check
 from .isolated import Failed
 
@@ -44,20 +44,6 @@ print(json.dumps(json.loads(document.value)))
 """
 _CORE = Path(__file__).resolve().parent.parent / "libmonarch_rdma.so"
 
-_GPU = """
-import ctypes, json, sys
-names, init, count_of = sys.argv[1].split(","), sys.argv[2], sys.argv[3]
-for name in names:
-    try:
-        lib = ctypes.CDLL(name)
-    except OSError:
-        continue
-    status, count = (getattr(lib, init)(0) if init else 0), ctypes.c_int()
-    status = status or getattr(lib, count_of)(ctypes.byref(count))
-    print(json.dumps([name, status, count.value])); raise SystemExit
-print(json.dumps([None, 0, 0]))
-"""
-
 
 def checks(root: Path = Path("/")) -> list[Check]:
     """All of this module, in the order in which they are shown."""
@@ -65,8 +51,7 @@ def checks(root: Path = Path("/")) -> list[Check]:
         _cards(root),
         _libibverbs(),
         *rails(_describe()),
-        _gpu("AMD GPUs", "libamdhip64.so,libamdhip64.so.7,libamdhip64.so.6,libamdhip64.so.5", "", "hipGetDeviceCount"),
-        _gpu("NVIDIA GPUs", "libcuda.so.1", "cuInit", "cuDeviceGetCount"),
+        *gpus.checks(),
         _loopback(),
         _interfaces(root),
     ]
@@ -182,20 +167,6 @@ def _nearest(found: verbs.Description) -> Check:
         names = [rail for rail, distance in spot.distances.items() if distance == best]
         parts.append(f"{spot.kind} {spot.name}: {', '.join(names)} ({best})")
     return Check("cards", "nearest rails", True, "; ".join(parts) or "this kernel shows no NUMA nodes")
-
-
-def _gpu(what: str, libraries: str, init: str, count_of: str) -> Check:
-    library = libraries.partition(",")[0]
-    try:
-        found, status, count = isolated.run(_GPU, libraries, init, count_of, timeout=30)
-    except Failed as failure:
-        return Check("GPUs", what, False, f"{library} cannot be used: {failure}", "update the GPU driver")
-    if found is None:
-        return Check("GPUs", what, False, f"no {library}: no GPU runtime", "install the GPU driver, if there is a GPU")
-    if status or not count:
-        return Check("GPUs", what, False, f"{found} finds no device (status {status})", "update the GPU driver")
-    why = f"{count} (through {found}); this version moves host memory only: pass tensor.cpu()"
-    return Check("GPUs", what, True, why)
 
 
 def _loopback() -> Check:
