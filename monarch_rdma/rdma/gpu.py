@@ -46,7 +46,7 @@ class Description:
 
 
 def describe(*, load: bool = False) -> Description:
-    """What there is. `load`: loads the installed runtime where the process has none, which may take memory on devices."""
+    """What there is. `load`: loads the installed runtime where none is, which may take memory on devices."""
     length = lib.mr_gpu_describe(int(load), ffi.NULL, 0)
     out = ffi.new("char[]", length + 1)
     lib.mr_gpu_describe(int(load), out, length + 1)
