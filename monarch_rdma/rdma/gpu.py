@@ -31,7 +31,7 @@ class Device:
 
 @dataclass(frozen=True)
 class Description:
-    """`problem` says why device memory cannot be moved, "" where it can. The rest is empty where there is no runtime."""
+    """`problem`: why device memory cannot be moved, "" where it can. The rest is empty where there is no runtime."""
 
     problem: str
     runtime: str  # "HIP", "CUDA"
