@@ -1,3 +1,5 @@
+#include <string.h>
+
 #include <bit>
 
 #include "float_formats.h"

@@ -11,7 +11,6 @@
 #pragma once
 
 #include <stdint.h>
-#include <string.h>
 
 #if defined(__CUDACC__) || defined(__HIPCC__)
 #define MR_HOST_DEVICE __host__ __device__ __forceinline__
@@ -39,15 +38,16 @@ enum mr_dtype : uint8_t {
 
 namespace mr {
 
+// Not memcpy: HIP's headers make a loop over bytes of it.
 MR_HOST_DEVICE uint32_t float_bits(float value) {
   uint32_t bits;
-  memcpy(&bits, &value, sizeof bits);
+  __builtin_memcpy(&bits, &value, sizeof bits);
   return bits;
 }
 
 MR_HOST_DEVICE float float_from_bits(uint32_t bits) {
   float value;
-  memcpy(&value, &bits, sizeof value);
+  __builtin_memcpy(&value, &bits, sizeof value);
   return value;
 }
 

@@ -6,107 +6,72 @@
 //   unpack_cast(Tensor packed, Tensor(a!)[] outs)        the reverse
 #include <torch/csrc/stable/library.h>
 
-#include "../kernels/kernels.h"
-#include "tensor_bytes.h"
+#include <string>
+
+#include "run.h"
 
 namespace mr::ops {
 namespace {
 
-// Both sides of a copy, checked: as large as each other, and apart.
-class Packing {
- public:
-  Packing(const std::vector<Tensor>& tensors, const char* parts, const Tensor& packed, const char* packed_name)
-      : packed_(contiguous_bytes(packed, packed_name)) {
-    for (const Tensor& tensor : tensors) {
-      const TensorBytes bytes = bytes_of(tensor, parts);
-      STD_TORCH_CHECK(!bytes.overlaps(packed_), packed_name, " shares memory with an element of ", parts);
-      parts_.push_back(bytes);
-    }
+// Both sides of a copy, checked: as large as each other, and apart. With `cast`, as many elements as each other.
+Packing packing_of(const std::vector<Tensor>& tensors, const char* parts, const Tensor& tensor, const char* packed,
+                   bool cast) {
+  Packing packing;
+  packing.packed = contiguous_bytes(tensor, packed);
+  packing.cast = cast;
+  if (cast) packing.packed_dtype = dtype_of(tensor, packed);
+  uint64_t bytes = 0, elements = 0;
+  for (const Tensor& part : tensors) {
+    packing.parts.push_back(bytes_of(part, parts));
+    if (cast) packing.dtypes.push_back(dtype_of(part, parts));
+    check_apart(packing.packed, packed, packing.parts.back(), (std::string("an element of ") + parts).c_str());
+    bytes += packing.parts.back().total;
+    elements += uint64_t(part.numel());
   }
-
-  void check_writable_parts(const char* argument) const {
-    for (const TensorBytes& part : parts_) check_writable(part, argument);
+  if (cast) {
+    STD_TORCH_CHECK(elements == uint64_t(tensor.numel()), packed, " has ", tensor.numel(), " elements, ", parts,
+                    " have ", elements, " together");
+  } else {
+    STD_TORCH_CHECK(bytes == packing.packed.total, packed, " has ", packing.packed.total, " bytes, ", parts, " have ",
+                    bytes, " together");
   }
-
-  // Bytes, or elements of these dtypes.
-  void fill(kernels::Boxes& boxes, const std::vector<mr_dtype>& dtypes = {}) const {
-    for (size_t i = 0; i < parts_.size(); ++i)
-      boxes.add(parts_[i].base, parts_[i].view, dtypes.empty() ? MR_U8 : dtypes[i]);
-  }
-
-  char* packed() const { return packed_.base; }
-  uint64_t packed_bytes() const { return packed_.total; }
-
- private:
-  TensorBytes packed_;
-  std::vector<TensorBytes> parts_;
-};
-
-void check_bytes(const Packing& packing, const char* packed, const kernels::Boxes& boxes, const char* parts) {
-  STD_TORCH_CHECK(boxes.bytes() == packing.packed_bytes(), packed, " has ", packing.packed_bytes(), " bytes, ", parts,
-                  " have ", boxes.bytes(), " together");
+  return packing;
 }
 
-void check_elements(const Tensor& tensor, const char* packed, const kernels::Boxes& boxes, const char* parts) {
-  STD_TORCH_CHECK(boxes.elements() == uint64_t(tensor.numel()), packed, " has ", tensor.numel(), " elements, ", parts,
-                  " have ", boxes.elements(), " together");
-}
-
-std::vector<mr_dtype> dtypes_of(const std::vector<Tensor>& tensors, const char* argument) {
-  std::vector<mr_dtype> dtypes;
-  for (const Tensor& tensor : tensors) dtypes.push_back(dtype_of(tensor, argument));
-  return dtypes;
+void unpack_into(const Packing& packing) {
+  for (const TensorBytes& part : packing.parts) check_writable(part, "outs");
+  run_unpack(packing);
 }
 
 void pack(const std::vector<Tensor>& parts, const Tensor& out) {
-  const Packing packing(parts, "parts", out, "out");
-  kernels::Boxes boxes;
-  packing.fill(boxes);
-  check_bytes(packing, "out", boxes, "parts");
-  in_ranges(boxes.bytes(), 1, [&](uint64_t begin, uint64_t end) { boxes.pack(packing.packed(), begin, end); });
+  run_pack(packing_of(parts, "parts", out, "out", false));
 }
 
 void unpack(const Tensor& packed, const std::vector<Tensor>& outs) {
-  const Packing packing(outs, "outs", packed, "packed");
-  packing.check_writable_parts("outs");
-  kernels::Boxes boxes;
-  packing.fill(boxes);
-  check_bytes(packing, "packed", boxes, "outs");
-  in_ranges(boxes.bytes(), 1, [&](uint64_t begin, uint64_t end) { boxes.unpack(packing.packed(), begin, end); });
+  unpack_into(packing_of(outs, "outs", packed, "packed", false));
 }
 
 void pack_cast(const std::vector<Tensor>& parts, const Tensor& out) {
-  const Packing packing(parts, "parts", out, "out");
-  const mr_dtype dtype = dtype_of(out, "out");
-  kernels::Boxes boxes;
-  packing.fill(boxes, dtypes_of(parts, "parts"));
-  check_elements(out, "out", boxes, "parts");
-  in_ranges(boxes.elements(), dtype_size(dtype),
-            [&](uint64_t begin, uint64_t end) { boxes.pack_cast(dtype, packing.packed(), begin, end); });
+  run_pack(packing_of(parts, "parts", out, "out", true));
 }
 
 void unpack_cast(const Tensor& packed, const std::vector<Tensor>& outs) {
-  const Packing packing(outs, "outs", packed, "packed");
-  packing.check_writable_parts("outs");
-  const mr_dtype dtype = dtype_of(packed, "packed");
-  kernels::Boxes boxes;
-  packing.fill(boxes, dtypes_of(outs, "outs"));
-  check_elements(packed, "packed", boxes, "outs");
-  in_ranges(boxes.elements(), dtype_size(dtype),
-            [&](uint64_t begin, uint64_t end) { boxes.unpack_cast(dtype, packing.packed(), begin, end); });
+  unpack_into(packing_of(outs, "outs", packed, "packed", true));
 }
 
 }  // namespace
 }  // namespace mr::ops
 
-STABLE_TORCH_LIBRARY_FRAGMENT(monarch_rdma, m) {
+#if defined(MR_OPS_SCHEMAS)
+STABLE_TORCH_LIBRARY_FRAGMENT(MR_OPS_LIBRARY, m) {
   m.def("pack(Tensor[] parts, Tensor(a!) out) -> ()");
   m.def("unpack(Tensor packed, Tensor(a!)[] outs) -> ()");
   m.def("pack_cast(Tensor[] parts, Tensor(a!) out) -> ()");
   m.def("unpack_cast(Tensor packed, Tensor(a!)[] outs) -> ()");
 }
+#endif
 
-STABLE_TORCH_LIBRARY_IMPL(monarch_rdma, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(MR_OPS_LIBRARY, MR_OPS_KEY, m) {
   m.impl("pack", TORCH_BOX(&mr::ops::pack));
   m.impl("unpack", TORCH_BOX(&mr::ops::unpack));
   m.impl("pack_cast", TORCH_BOX(&mr::ops::pack_cast));

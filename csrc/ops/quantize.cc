@@ -7,8 +7,7 @@
 
 #include <optional>
 
-#include "../kernels/kernels.h"
-#include "tensor_bytes.h"
+#include "run.h"
 
 namespace mr::ops {
 namespace {
@@ -34,59 +33,40 @@ TensorBytes floats(const Tensor& tensor, uint64_t count, const char* argument) {
   return contiguous_bytes(tensor, argument);
 }
 
-struct Blocks {
-  uint64_t count, block, number;
-
-  Blocks(const Tensor& tensor, int64_t size) : count(uint64_t(tensor.numel())), block(uint64_t(size)) {
-    number = (count + block - 1) / block;
-  }
-
-  // work(first block, first element, elements)
-  template <typename Work>
-  void each_range(uint64_t bytes_per_element, const Work& work) const {
-    in_ranges(number, block * bytes_per_element, [&](uint64_t begin, uint64_t end) {
-      work(begin, begin * block, std::min(end * block, count) - begin * block);
-    });
-  }
-};
+uint64_t number_of_blocks(const Tensor& tensor, int64_t block) {
+  return (uint64_t(tensor.numel()) + uint64_t(block) - 1) / uint64_t(block);
+}
 
 void quantize(const Tensor& x, const Tensor& q, const Tensor& scales, int64_t block,
               const std::optional<Tensor>& error) {
   check_block(block);
   const mr_dtype from = dtype_of(x, "x"), to = quantized_dtype(q, "q");
   check_float(from, "x");
-  const Blocks blocks(x, block);
+  const uint64_t number = number_of_blocks(x, block);
   const TensorBytes in = contiguous_bytes(x, "x"), out = contiguous_bytes(q, "q");
   STD_TORCH_CHECK(q.numel() == x.numel(), "q must have ", x.numel(), " elements, has ", q.numel());
-  const TensorBytes scale = floats(scales, blocks.number, "scales");
-  const TensorBytes lost = error ? floats(*error, blocks.count, "error") : TensorBytes();
+  const TensorBytes scale = floats(scales, number, "scales");
+  const TensorBytes lost = error ? floats(*error, uint64_t(x.numel()), "error") : TensorBytes();
   check_apart(out, "q", in, "x");
   check_apart(scale, "scales", in, "x");
   check_apart(scale, "scales", out, "q");
   check_apart(lost, "error", in, "x");
   check_apart(lost, "error", out, "q");
   check_apart(lost, "error", scale, "scales");
-  blocks.each_range(dtype_size(from) + 1, [&](uint64_t first, uint64_t begin, uint64_t count) {
-    kernels::quantize(from, in.base + begin * dtype_size(from), to, out.base + begin,
-                      reinterpret_cast<float*>(scale.base) + first,
-                      error ? reinterpret_cast<float*>(lost.base) + begin : nullptr, count, blocks.block);
-  });
+  run_quantize(from, in, to, out, scale, lost, uint64_t(block));
 }
 
 void dequantize(const Tensor& q, const Tensor& scales, const Tensor& out, int64_t block) {
   check_block(block);
   const mr_dtype from = quantized_dtype(q, "q"), to = dtype_of(out, "out");
   check_float(to, "out");
-  const Blocks blocks(q, block);
+  const uint64_t number = number_of_blocks(q, block);
   const TensorBytes in = contiguous_bytes(q, "q"), values = contiguous_bytes(out, "out");
-  const TensorBytes scale = floats(scales, blocks.number, "scales");
+  const TensorBytes scale = floats(scales, number, "scales");
   STD_TORCH_CHECK(q.numel() == out.numel(), "out must have ", q.numel(), " elements, has ", out.numel());
   check_apart(values, "out", in, "q");
   check_apart(values, "out", scale, "scales");
-  blocks.each_range(dtype_size(to) + 1, [&](uint64_t first, uint64_t begin, uint64_t count) {
-    kernels::dequantize(from, in.base + begin, reinterpret_cast<const float*>(scale.base) + first, to,
-                        values.base + begin * dtype_size(to), count, blocks.block);
-  });
+  run_dequantize(from, in, scale, to, values, uint64_t(block));
 }
 
 void dequantize_sum(const std::vector<Tensor>& qs, const std::vector<Tensor>& scales, const Tensor& out,
@@ -94,40 +74,35 @@ void dequantize_sum(const std::vector<Tensor>& qs, const std::vector<Tensor>& sc
   check_block(block);
   STD_TORCH_CHECK(!qs.empty(), "qs must hold at least one tensor");
   STD_TORCH_CHECK(qs.size() == scales.size(), "qs and scales must be as many, got ", qs.size(), " and ", scales.size());
-  const Blocks blocks(out, block);
-  const TensorBytes sum = floats(out, blocks.count, "out");
+  const uint64_t number = number_of_blocks(out, block);
+  const TensorBytes sum = floats(out, uint64_t(out.numel()), "out");
   const mr_dtype dtype = quantized_dtype(qs[0], "qs");
-  std::vector<const char*> q_bases, scale_bases;
+  std::vector<TensorBytes> q_bytes, scale_bytes;
   for (size_t i = 0; i < qs.size(); ++i) {
     STD_TORCH_CHECK(quantized_dtype(qs[i], "qs") == dtype, "qs must have one dtype");
     STD_TORCH_CHECK(qs[i].numel() == out.numel(), "qs must have as many elements as out, ", out.numel(), ", got ",
                     qs[i].numel());
-    const TensorBytes q = contiguous_bytes(qs[i], "qs"), scale = floats(scales[i], blocks.number, "scales");
+    const TensorBytes q = contiguous_bytes(qs[i], "qs"), scale = floats(scales[i], number, "scales");
     check_apart(sum, "out", q, "an element of qs");
     check_apart(sum, "out", scale, "an element of scales");
-    q_bases.push_back(q.base);
-    scale_bases.push_back(scale.base);
+    q_bytes.push_back(q);
+    scale_bytes.push_back(scale);
   }
-  blocks.each_range(4 + qs.size(), [&](uint64_t first, uint64_t begin, uint64_t count) {
-    std::vector<const void*> q;
-    std::vector<const float*> scale;
-    for (const char* base : q_bases) q.push_back(base + begin);
-    for (const char* base : scale_bases) scale.push_back(reinterpret_cast<const float*>(base) + first);
-    kernels::dequantize_sum(dtype, q.data(), scale.data(), q.size(), reinterpret_cast<float*>(sum.base) + begin, count,
-                            blocks.block);
-  });
+  run_dequantize_sum(dtype, q_bytes, scale_bytes, sum, uint64_t(block));
 }
 
 }  // namespace
 }  // namespace mr::ops
 
-STABLE_TORCH_LIBRARY_FRAGMENT(monarch_rdma, m) {
+#if defined(MR_OPS_SCHEMAS)
+STABLE_TORCH_LIBRARY_FRAGMENT(MR_OPS_LIBRARY, m) {
   m.def("quantize(Tensor x, Tensor(a!) q, Tensor(b!) scales, int block, Tensor(c!)? error) -> ()");
   m.def("dequantize(Tensor q, Tensor scales, Tensor(a!) out, int block) -> ()");
   m.def("dequantize_sum(Tensor[] qs, Tensor[] scales, Tensor(a!) out, int block) -> ()");
 }
+#endif
 
-STABLE_TORCH_LIBRARY_IMPL(monarch_rdma, CPU, m) {
+STABLE_TORCH_LIBRARY_IMPL(MR_OPS_LIBRARY, MR_OPS_KEY, m) {
   m.impl("quantize", TORCH_BOX(&mr::ops::quantize));
   m.impl("dequantize", TORCH_BOX(&mr::ops::dequantize));
   m.impl("dequantize_sum", TORCH_BOX(&mr::ops::dequantize_sum));

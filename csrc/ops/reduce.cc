@@ -5,8 +5,7 @@
 
 #include <string>
 
-#include "../kernels/kernels.h"
-#include "tensor_bytes.h"
+#include "run.h"
 
 namespace mr::ops {
 namespace {
@@ -26,7 +25,7 @@ void reduce(const std::vector<Tensor>& shards, const Tensor& out, const std::str
   STD_TORCH_CHECK(!shards.empty(), "shards must hold at least one tensor");
   const mr_dtype dtype = dtype_of(out, "out");
   const TensorBytes to = contiguous_bytes(out, "out");
-  std::vector<const char*> bases;
+  std::vector<TensorBytes> bytes;
   for (const Tensor& shard : shards) {
     const TensorBytes from = contiguous_bytes(shard, "shards");
     STD_TORCH_CHECK(dtype_of(shard, "shards") == dtype, "shards and out must have one dtype");
@@ -34,20 +33,17 @@ void reduce(const std::vector<Tensor>& shards, const Tensor& out, const std::str
                     shard.numel());
     STD_TORCH_CHECK(from.base == to.base || !from.overlaps(to),
                     "out shares memory with a part of an element of shards");
-    bases.push_back(from.base);
+    bytes.push_back(from);
   }
   STD_TORCH_CHECK(kernels::can_reduce(dtype, op), "op ", op_name, " is not for ", out.scalar_type());
-  const uint64_t size = dtype_size(dtype);
-  in_ranges(uint64_t(out.numel()), size * (bases.size() + 1), [&](uint64_t begin, uint64_t end) {
-    std::vector<const void*> from;
-    for (const char* base : bases) from.push_back(base + begin * size);
-    kernels::reduce(dtype, op, from.data(), from.size(), to.base + begin * size, end - begin);
-  });
+  run_reduce(dtype, op, bytes, to);
 }
 
 }  // namespace
 }  // namespace mr::ops
 
-STABLE_TORCH_LIBRARY_FRAGMENT(monarch_rdma, m) { m.def("reduce(Tensor[] shards, Tensor(a!) out, str op) -> ()"); }
+#if defined(MR_OPS_SCHEMAS)
+STABLE_TORCH_LIBRARY_FRAGMENT(MR_OPS_LIBRARY, m) { m.def("reduce(Tensor[] shards, Tensor(a!) out, str op) -> ()"); }
+#endif
 
-STABLE_TORCH_LIBRARY_IMPL(monarch_rdma, CPU, m) { m.impl("reduce", TORCH_BOX(&mr::ops::reduce)); }
+STABLE_TORCH_LIBRARY_IMPL(MR_OPS_LIBRARY, MR_OPS_KEY, m) { m.impl("reduce", TORCH_BOX(&mr::ops::reduce)); }

@@ -27,8 +27,9 @@ std::vector<Dim> merged_dims(const Tensor& tensor) {
 }  // namespace
 
 TensorBytes bytes_of(const Tensor& tensor, const char* argument) {
-  STD_TORCH_CHECK(tensor.is_cpu(), argument, " must be a CPU tensor");
+  check_place(tensor, argument);
   TensorBytes bytes;
+  if (!tensor.is_cpu()) bytes.device = tensor.get_device_index();
   bytes.base = static_cast<char*>(const_cast<void*>(tensor.const_data_ptr()));
   bytes.total = uint64_t(tensor.numel()) * tensor.element_size();
   if (bytes.total == 0) return bytes;

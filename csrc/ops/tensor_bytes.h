@@ -21,11 +21,15 @@ struct TensorBytes {
   mr_view view = {};
   uint64_t total = 0;   // bytes in the tensor
   uint64_t extent = 0;  // bytes from base to the end of the last element
+  int32_t device = -1;  // the GPU's number; -1 for the CPU
 
   bool overlaps(const TensorBytes& other) const {
     return total && other.total && base < other.base + other.extent && other.base < base + extent;
   }
 };
+
+// Where this module's tensors must be.
+void check_place(const Tensor& tensor, const char* argument);
 
 TensorBytes bytes_of(const Tensor& tensor, const char* argument);
 TensorBytes contiguous_bytes(const Tensor& tensor, const char* argument);
