@@ -24,7 +24,7 @@ from .actor import Actor
 from .context import Context, context, current_actor_name, current_rank, current_size
 from .debugging.debug_controller import debug_controller
 from .endpoint import Accumulator, Endpoint, as_endpoint, concurrent_endpoint, endpoint, send
-from .failure import MeshFailure, SupervisionError, unhandled_fault_hook
+from .failure import MeshFailure, StateError, SupervisionError, unhandled_fault_hook
 from .future import Future, returns_future
 from .hosting.host import BootstrapCommand, default_bootstrap_cmd, this_host
 from .identity import ProcId, Uid
@@ -58,6 +58,7 @@ __all__ = [
     "PortReceiver",
     "ProcId",
     "ProcMesh",
+    "StateError",
     "SupervisionError",
     "Uid",
     "ValueMesh",

@@ -20,11 +20,18 @@ class Actor:
     Hooks, sync or async, all optional: `__supervise__(failure) -> bool` is asked when something this actor spawned has
     failed (true: handled; false or absent: this actor fails too); `__stuck__(failure)` is told when something it
     spawned works on a message for longer than its limit, or runs no Python, and lives; `__cleanup__(error)` runs at its
-    end, with None for a stop that was asked for.
+    end, with None for a stop that was asked for. `__snapshot__() -> state` and `__restore__(state)`, together: what an
+    actor that is started again goes on with; see docs/supervision.md.
     """
 
     accept_codec: ClassVar[str] = "pickle"
     """"safe" refuses calls whose arguments are pickles: callers use `endpoint.options(codec="safe")`."""
+
+    snapshot_every: ClassVar[int | None] = 1
+    """Of classes with `__snapshot__`: after how many messages it is called; None: only when the actor asks for it."""
+
+    restore_from: ClassVar[str] = "snapshot"
+    """What `__restore__` gets: "snapshot", the last one; "peer", what `__snapshot__` of another rank gives then."""
 
     @property
     def logger(self) -> logging.Logger:

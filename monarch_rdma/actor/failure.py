@@ -22,8 +22,10 @@ if TYPE_CHECKING:
     from .runtime.message import Frame
 
 __all__ = [
+    "ENDED",
     "STUCK",
     "MeshFailure",
+    "StateError",
     "SupervisionError",
     "decode_failure",
     "encode_failure",
@@ -49,6 +51,10 @@ class SupervisionError(RuntimeError):
         return type(self), (str(self), self.endpoint, self.event)
 
 
+class StateError(RuntimeError):
+    """The state of an actor could not be taken, kept, or given to its next incarnation; the message says why."""
+
+
 @dataclass(frozen=True)
 class MeshFailure:
     """What an owner is told when something it spawned has failed.
@@ -57,7 +63,7 @@ class MeshFailure:
     ended, was killed or was cut off), or "stuck", which is none, but a warning for `__stuck__`. `rank`: in the mesh of
     that name, or None. `exit_code`: of a process, negative for a signal. `lines`: the last ones that the process
     printed. `hint`: what else is known of the end of a process. `timeline`: when (time.time() of whoever says so) it
-    was noticed, what was decided, who was told.
+    was noticed, what was decided, who was told. `at_birth`: an actor's `__init__` failed, or `__restore__`.
     """
 
     mesh_name: str
@@ -72,6 +78,7 @@ class MeshFailure:
     number: int | None = None  # of the actor that failed, in its process
     hint: str = ""
     timeline: tuple[tuple[float, str], ...] = ()
+    at_birth: bool = False
 
     @property
     def mesh(self) -> str:
@@ -122,6 +129,7 @@ class MeshFailure:
 
 
 STUCK = "stuck"  # the kind of a failure that is none: an actor or a process works for too long on something
+ENDED = "ended"  # another one: an actor has ended as it wanted to; for who would start it again
 
 
 def _indented(text: str) -> str:

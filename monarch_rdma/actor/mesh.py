@@ -6,32 +6,34 @@ import contextlib
 import inspect
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Generic, TypeVar
 
+from .. import config
 from ..errors import ConfigError
 from ..supervision.events import emit
 from ..supervision.policy import Backoff, Restart, Strategy
 from .actor import Actor
 from .context import context
 from .debugging.registry import announce
-from .encoding.codec import encode
+from .encoding.codec import Outgoing, encode
 from .endpoint import Endpoint, NotAnEndpoint, endpoints_of
 from .failure import SupervisionError
 from .future import Future, done_future
 from .hosting.log_sink import post_option
 from .runtime import message
+from .runtime.birth import Birth
 from .runtime.cast import cast
-from .runtime.instance import Birth
 from .runtime.proc import AGENT, Proc, current_proc, name_of
 from .runtime.reply import GatherReply
 from .runtime.roster import UP, KeeperId, Roster, ask_keeper, tell_keeper
 from .runtime.route import PATIENCE, Route
+from .runtime.state import check_hooks
 from .shape import Extent, MeshTrait, Region
+from .supervising.actors import ActorDriver
 from .supervising.birth_record import BirthRecord
 from .supervising.restarts import Restarts
 
-__all__ = ["ActorMesh", "HostMesh", "ProcMesh", "check_class", "this_proc"]
+__all__ = ["ActorMesh", "HostMesh", "ProcMesh", "Supervised", "check_class", "this_proc"]
 
 T = TypeVar("T", bound=Actor)
 
@@ -76,11 +78,13 @@ class _ProcessMesh(MeshTrait):
 class ActorMesh(MeshTrait, Generic[T]):
     """The actors that one `spawn` made. Their endpoints are its attributes. Can be pickled, for use in any process."""
 
-    def __init__(self, cls: type[T], name: str, number: int, procs: ProcMesh) -> None:
+    def __init__(self, cls: type[T], name: str, number: int, procs: ProcMesh, keeper: KeeperId | None = None) -> None:
+        """`keeper`: knows where they are, where they may be started again by themselves."""
         self._class = cls
         self._name = name
         self._number = number
         self._procs = procs
+        self._keeper = keeper
         self._initialized: Future[Any] | None = None
         self._found_routes: list[Route] = []
         self._routes_of: Proc | None = None  # a fork, or a client after a close, has ways of its own
@@ -97,6 +101,9 @@ class ActorMesh(MeshTrait, Generic[T]):
         context().actor_instance.owned.forget(self)
         emit("mesh.stopped", mesh=self._name, reason=reason)
         proc = current_proc()
+        if self._keeper is not None:
+            asked = (tuple(self._region.ranks()), reason)
+            return _plain(ask_keeper(proc, self._keeper, b"stop", asked, f"{self._name}.stop"), SupervisionError)
         if self._procs._keeper is not None:
             tell_keeper(proc, self._procs._keeper, b"forget", (self._number,))
         routes = self._routes
@@ -110,13 +117,19 @@ class ActorMesh(MeshTrait, Generic[T]):
         return self._procs._region
 
     @property
+    def _roster(self) -> Roster | None:
+        if self._keeper is None:
+            return self._procs._roster
+        return current_proc().rosters.of(self._keeper, self._name, self._procs._addresses, self._number)
+
+    @property
     def _routes(self) -> list[Route]:
         """The ways to the actors where they are now; to those that are being restarted, ways on which nothing gets."""
         return self._routes_at(0.0)
 
     def _routes_at(self, deadline: float) -> list[Route]:
         """The same; waits until `deadline` (of time.monotonic) for those that are being restarted."""
-        proc, roster = current_proc(), self._procs._roster
+        proc, roster = current_proc(), self._roster
         if self._routes_of is proc and (roster is None or roster.generation == self._generation):
             return self._found_routes
         if roster is None:
@@ -130,7 +143,7 @@ class ActorMesh(MeshTrait, Generic[T]):
         return found
 
     def _with_region(self, region: Region) -> ActorMesh[T]:
-        part = ActorMesh(self._class, self._name, self._number, self._procs._with_region(region))
+        part = ActorMesh(self._class, self._name, self._number, self._procs._with_region(region), self._keeper)
         part._initialized = self._initialized
         return part
 
@@ -148,7 +161,7 @@ class ActorMesh(MeshTrait, Generic[T]):
         raise AttributeError(f"{self._class.__name__} has no endpoint {name!r}")
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ActorMesh, (self._class, self._name, self._number, self._procs)
+        return ActorMesh, (self._class, self._name, self._number, self._procs, self._keeper)
 
     def __repr__(self) -> str:
         return f"<ActorMesh {self._name} of {self._class.__name__} {self.extent}>"
@@ -189,28 +202,82 @@ class ProcMesh(_ProcessMesh):
         Messages may be sent at once too. Raises ConfigError where the class cannot be spawned, TypeError where it
         cannot be pickled.
         """
-        check_class(name, Class)
+        return self._spawn(None, name, Class, args, kwargs)
+
+    def supervised(
+        self,
+        restart: Restart = "always",
+        *,
+        strategy: Strategy = "one_for_one",
+        max_restarts: int | None = 3,
+        within: float = 5.0,
+        backoff: Backoff | None = None,
+        restart_stuck: bool = False,
+    ) -> Supervised:
+        """Has actors started again when they end: `procs.supervised(restart="transient").spawn(name, Class, ...)`.
+
+        `restart`: "always", "transient" (after a failure alone) or "never"; `strategy`, `max_restarts`, `within` and
+        `backoff` are those of `supervision.policy.Policy`. `restart_stuck`: an actor that works on a message for longer
+        than its limit is given up and started again, and what it works on fails. docs/supervision.md tells of all this.
+        Raises ConfigError. (All keyword arguments of `spawn` itself are those of the class.)
+        """
+        stop_timeout = float(config.get("cleanup_timeout"))
+        restarts = Restarts.checked(restart, strategy, max_restarts, within, backoff, restart_stuck, stop_timeout)
+        if restarts is None:
+            raise ConfigError("restart is None, but must be 'always', 'transient' or 'never'")
+        return Supervised(self, restarts)
+
+    def _spawn(
+        self, restarts: Restarts | None, name: str, cls: type[T], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> ActorMesh[T]:
+        check_class(name, cls)
+        comes_back = self._keeper is not None if restarts is None else restarts.restart != "never"
+        check_hooks(cls, restarts.policy.strategy if restarts else "one_for_one", len(self), comes_back=comes_back)
         announce(current_proc())
         if self._is_stopped:
             raise ConfigError(f"{self!r} has been stopped; nothing can be spawned there")
         proc, number = current_proc(), current_proc().random_number()
-        mesh = ActorMesh(Class, name, number, self)
         instance = context().actor_instance
-        emit("mesh.spawned", mesh=name, actor=f"{Class.__module__}.{Class.__qualname__}", ranks=len(self))
-        birth = Birth(Class, args, kwargs, name, instance.owner_reference, repr(instance), self)
-        if self._keeper is None:
-            routes, outgoing = mesh._routes, encode(birth)
+        emit("mesh.spawned", mesh=name, actor=f"{cls.__module__}.{cls.__qualname__}", ranks=len(self))
+        owner = instance.owner_reference
+        birth = Birth(cls, args, kwargs, name, owner, repr(instance), self, is_supervised=restarts is not None)
+        extent = message.pack_extent(self.extent)
+        mesh = ActorMesh(cls, name, number, self)
+        record = None
+        if restarts is not None:
+            routes, outgoing, mesh._keeper = self._supervise(restarts, birth, number, extent)
+        elif self._keeper is not None:
+            record = BirthRecord.of(birth, number, self._region.ranks(), extent)
+            routes, outgoing = record.adopted(proc, self._keeper), encode(record.first(birth, self._keeper))
         else:
-            record = BirthRecord.of(birth, number, self._region.ranks(), mesh._extent_bytes)
-            routes, outgoing = record.adopted(proc, self._keeper), encode(replace(birth, owner=self._keeper))
+            routes, outgoing = mesh._routes, encode(birth)
         waiting = GatherReply(proc, routes, f"{name}.__init__", self._region)
         deadline = time.monotonic() + PATIENCE
-        cast(proc, routes, outgoing, b"__init__", mesh._extent_bytes, waiting, deadline, flags=message.NEW)
+        cast(proc, routes, outgoing, b"__init__", extent, waiting, deadline, flags=message.NEW)
         mesh._initialized = waiting.future
-        if self._keeper is not None:
+        if record is not None and self._keeper is not None:
             record.forget_if_stillborn(proc, self._keeper, waiting.future)
         instance.owned.keep(mesh, name, self._identities(), has_actors=True)
         return mesh
+
+    def _supervise(
+        self, restarts: Restarts, birth: Birth, number: int, extent: bytes
+    ) -> tuple[list[Route], Outgoing, KeeperId]:
+        """The ways to the actors that are to be made, what makes them, and who starts them again."""
+        proc, roster, ranks = current_proc(), self._roster, self._region.ranks()
+        if roster is None:
+            addresses, routes = list(self._addresses), [proc.route(self._addresses[rank], number) for rank in ranks]
+        else:
+            routes, _ = roster.routes(ranks, number, time.monotonic() + PATIENCE)
+            addresses = [place.address for place in roster.places]
+        driver = ActorDriver(proc, birth, number, ranks, extent, roster, restarts)
+        try:
+            outgoing = encode(driver.first(birth))
+        except BaseException:
+            driver.abandon()
+            raise
+        driver.begin(addresses)
+        return routes, outgoing, driver.keeper
 
     @property
     def initialized(self) -> Future[bool]:
@@ -303,6 +370,21 @@ class ProcMesh(_ProcessMesh):
 
     async def __aexit__(self, *_: object) -> None:
         await self.stop("its async with block ended")
+
+
+class Supervised:
+    """Processes, and a policy for the actors that are spawned in them: see ProcMesh.supervised."""
+
+    def __init__(self, procs: ProcMesh, restarts: Restarts) -> None:
+        self._procs = procs
+        self._restarts = restarts
+
+    def spawn(self, name: str, Class: type[T], *args: Any, **kwargs: Any) -> ActorMesh[T]:
+        """As ProcMesh.spawn; the actors are started again as the policy says."""
+        return self._procs._spawn(self._restarts, name, Class, args, kwargs)
+
+    def __repr__(self) -> str:
+        return f"<Supervised {self._procs!r} restart={self._restarts.restart!r}>"
 
 
 class HostMesh(_ProcessMesh):

@@ -19,7 +19,7 @@ from ..mesh import HostMesh, ProcMesh
 from ..remote_error import ActorError
 from ..runtime.proc import current_proc
 from ..shape import Extent, Point
-from ..supervising.driver import Driver
+from ..supervising.processes import ProcessDriver
 from ..supervising.restarts import Restarts
 from .host import BootstrapCommand, Order, default_bootstrap_cmd
 from .worker import seed
@@ -174,7 +174,7 @@ def spawn_on_hosts(
     if restarts is None:
         mesh = ProcMesh(name, spawning.start_all(owner), extent.region, hosts)
     else:
-        driver = Driver(proc, spawning, restarts, owner)
+        driver = ProcessDriver(proc, spawning, restarts, owner)
         try:
             addresses = spawning.start_all(driver.keeper)
         except BaseException:

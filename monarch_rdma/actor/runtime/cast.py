@@ -191,7 +191,9 @@ def _over_tree(
         for receiver in entered:
             cast_before, is_direct = receiver.route.begin_cast(done)
             before.append(cast_before)
-            (alone if is_direct else members).append(tree.Member(receiver.rank, receiver.route.address))
+            number = 0 if receiver.route.number == call.target else receiver.route.number
+            member = tree.Member(receiver.rank, receiver.route.address, number)
+            (alone if is_direct else members).append(member)
     try:
         _await_all(before, deadline)
     except BaseException:

@@ -17,56 +17,47 @@ import time
 import traceback
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ...errors import TransferTimeout
+from ...errors import ConfigError, TransferTimeout
 from ...supervision.events import emit
-from ..actor import Actor
 from ..context import Context, running
 from ..debugging import breakpoints
 from ..encoding.codec import encode
 from ..endpoint import EndpointProperty, endpoints_of
-from ..failure import STUCK, MeshFailure, SupervisionError, encode_failure
+from ..failure import ENDED, STUCK, MeshFailure, StateError, SupervisionError, encode_failure
 from ..future import Future
 from ..port import ResponsePort
 from ..shape import Point
 from . import message
+from .birth import Birth
+from .hooks import Unhandled, tell_of_failure
 from .mailbox import Mailbox
 from .message import Frame
 from .overdue import Overdue
 from .owned import Owned
 from .reduce import Reducer
 from .route import CREDIT_BATCH
+from .state import SNAPSHOT, Keeping, restored
+from .tombstone import Tombstone
 
 if TYPE_CHECKING:
     from .proc import Proc
 
-__all__ = ["Birth", "Instance"]
+__all__ = ["Instance"]
 
 _log = logging.getLogger("monarch_rdma.actor")
 _MOST_TASKS = 1024  # messages of concurrent endpoints at work in one actor; the next one waits
 
 
-@dataclass(frozen=True)
-class Birth:
-    """The first message of an actor: what to make, for whom."""
-
-    cls: type[Actor]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    name: str
-    owner: tuple[str, int]  # process and number of who is told of its failure
-    creator: str
-    proc_mesh: Any
-
-
 class _Ended(BaseException):
-    """The actor's life is over. `error`: why, or None for a stop that was asked for."""
+    """The actor's life is over. `error`: why, or None for a stop that was asked for. `at_birth`: it never began."""
 
-    def __init__(self, error: BaseException | None) -> None:
+    def __init__(self, error: BaseException | None, *, at_birth: bool = False) -> None:
         super().__init__(error)
         self.error = error
+        self.at_birth = at_birth
 
 
 def _ended_badly(why: BaseException | None, error: BaseException) -> _Ended:
@@ -88,6 +79,7 @@ class Instance:
         self._since = 0.0  # when it began
         self._handled = 0
         self._tasks: dict[asyncio.Task[None], Frame] = {}
+        self._asides: set[asyncio.Task[None]] = set()  # snapshots under way
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: asyncio.Task[Any] | None = None
         self._actor: Any = None
@@ -98,6 +90,8 @@ class Instance:
         self._aborted: BaseException | None = None
         self._last: Frame | None = None  # the stop that waits for its answer
         self._ended: str | None = None
+        self._ending = threading.Lock()
+        self._keeping: Keeping | None = None
         self._overdue = Overdue(proc)
         self.owned = Owned()
         self._thread = threading.Thread(target=self._live, name=f"actor-{number:x}", daemon=True)
@@ -159,6 +153,36 @@ class Instance:
 
     kill = abort
 
+    def snapshot(self) -> Future[None]:
+        """Has the state of this actor kept now, by its hook `__snapshot__`; done when its supervisor has it.
+
+        Fails with StateError. ConfigError where its class has no such hook, or nobody starts it again.
+        """
+        if self._keeping is None:
+            raise ConfigError(f"{self.name} has no __snapshot__, or is not supervised: nobody keeps its state")
+        kept: Future[None] = Future.pending()
+        try:
+            state = self._keeping.take(self._actor)
+        except StateError as error:
+            kept.set_error(error)
+            return kept
+        if not inspect.iscoroutine(state):
+            return self._keeping.send(state)
+        if self._loop is None:
+            return self._keeping.send(finish_coroutine(state))
+        self._loop.call_soon_threadsafe(self._start_keeping, state, kept)
+        return kept
+
+    def _start_keeping(self, state: Coroutine[Any, Any, Any], kept: Future[None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._keep(state))
+        self._asides.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._asides.discard(task)
+            kept.set_loader(task.result)
+
+        task.add_done_callback(done)
+
     def __repr__(self) -> str:
         return f"{self.creator}.<{self.class_name} {self.name}{self._rank or ''}>"
 
@@ -201,6 +225,8 @@ class Instance:
     def on_frame(self, frame: Frame) -> None:
         if frame.kind == message.CANCEL:
             self._on_cancel(frame)
+        elif frame.kind == message.END:
+            self._give_up(str(frame.load()))
         elif frame.kind == message.FAILURE and self._loop is not None and frame.body:
             self._do_on_loop(self._start_task, frame)  # at once, whatever message it works on
         elif frame.kind in (message.CALL, message.FAILURE):
@@ -236,15 +262,52 @@ class Instance:
             if frame is call:
                 task.cancel()
 
+    def _give_up(self, why: str) -> None:
+        """Ends now for everybody else. A thread cannot be killed: when it is done with what it does, it ends too, and
+        nobody hears of it.
+        """
+        if self._birth is None or not self._claim_end(f"it was given up: {why}"):
+            return
+        error = self._aborted = SupervisionError(why)
+        at_hand = [self._current, *self._tasks.copy().values()]
+        self._bury()
+        self._refuse_rest()
+        for frame in at_hand:
+            if frame is not None:
+                frame.is_cancelled = True
+                self._do_on_loop(self._cancel_running, frame)
+                self._proc.refuse(frame, f"actor {self.name}: {self._ended}", self._refusal)
+        self._put(message.pack(message.FAILURE, self._number))
+        self._proc.tell_owner(self._birth.owner, self._failure(error, ()))
+
+    def _claim_end(self, how: str) -> bool:
+        """Who ends it says so to all others: True for the first one."""
+        with self._ending:
+            is_first = self._ended is None
+            if is_first:
+                self._ended = how
+        return is_first
+
+    def _bury(self) -> None:
+        with self._proc.counting:
+            self._proc.bury(self._number, Tombstone(self._proc, self.name, self._ended or "", self._refusal))
+            self._proc.handled_by_ended[self.class_name] += self._handled
+
+    @property
+    def _refusal(self) -> int:
+        """Flags of what is answered after its end."""
+        return message.ENDED if self._birth is not None and self._birth.is_supervised else 0
+
     def _refuse_rest(self) -> None:
         while (frame := self._mailbox.take_rest()) is not None:
-            self._proc.refuse(frame, f"actor {self.name}: {self._ended}")
+            self._proc.refuse(frame, f"actor {self.name}: {self._ended}", self._refusal)
 
     # --- its life, on its thread
 
     def _live(self) -> None:
         first = self._mailbox.next()
         end: BaseException | None = None
+        at_birth = False
         try:
             self._be_conceived(first)
             if any(prop.is_async for prop in self._endpoints.values()):
@@ -252,11 +315,11 @@ class Instance:
             else:
                 self._live_sync(first)
         except _Ended as ended:
-            end = ended.error
+            end, at_birth = ended.error, ended.at_birth
         except BaseException as error:
             _log.exception("actor %s ended unexpectedly", self.name)
             end = error
-        self._end(end)
+        self._end(end, at_birth)
 
     def _be_conceived(self, first: Frame) -> None:
         self._rank = message.point_of(first)
@@ -272,27 +335,43 @@ class Instance:
         self._overdue.declare({name: prop.limit for name, prop in self._endpoints.items() if prop.limit is not None})
         self._accept = self._birth.cls.accept_codec
 
-    def _be_born(self, first: Frame) -> None:
-        birth = self._birth
-        assert birth is not None
+    def _be_born(self, first: Frame) -> Coroutine[Any, Any, None] | None:
+        """None, or what is left to be awaited."""
+        birth, rank = self._birth, self.rank.rank
+        assert birth is not None, "it is conceived"
+        pending = None
         try:
             self._actor = birth.cls(*birth.args, **birth.kwargs)
+            if birth.upkeep is not None:
+                pending = restored(self._proc, self._actor, birth.name, rank, birth.upkeep)
+                self._keeping = Keeping(self._proc, birth.cls, birth.name, rank, self._number, birth.upkeep)
+        except BaseException as error:
+            raise self._stillborn(first, error) from error
+        if pending is not None:
+            return self._finish_birth(first, pending)
+        self._answer(first, None)
+        return None
+
+    async def _finish_birth(self, first: Frame, pending: Coroutine[Any, Any, None]) -> None:
+        try:
+            await pending
         except BaseException as error:
             raise self._stillborn(first, error) from error
         self._answer(first, None)
 
     def _stillborn(self, first: Frame, error: BaseException) -> _Ended:
         self._answer_failure(first, error)
-        return _Ended(error)
+        return _Ended(error, at_birth=True)
 
     def _live_sync(self, first: Frame) -> None:
-        self._be_born(first)
+        finish_coroutine(self._be_born(first))
         try:
             while True:
                 frame = self._mailbox.next()
                 if self._is_work(frame):
                     self._run(frame)
                 del frame  # nothing of it is kept while the next one is waited for
+                self._end_if_given_up()
         except _Ended as ended:
             why = ended.error
         try:
@@ -303,13 +382,16 @@ class Instance:
 
     async def _live_async(self, first: Frame) -> None:
         self._loop, self._driver = asyncio.get_running_loop(), asyncio.current_task()
-        self._be_born(first)
+        pending = self._be_born(first)
+        if pending is not None:
+            await pending
         try:
             while True:
                 frame = await self._mailbox.next_async()
                 if self._is_work(frame):
                     await self._run_or_start(frame)
                 del frame
+                self._end_if_given_up()
         except _Ended as ended:
             why = ended.error
         await self._cancel_tasks()
@@ -320,6 +402,10 @@ class Instance:
         except BaseException as error:
             raise _ended_badly(why, error) from error
         raise _Ended(why)
+
+    def _end_if_given_up(self) -> None:
+        if self._ended is not None:
+            raise _Ended(self._aborted)
 
     async def _cancel_tasks(self) -> None:
         """What runs of concurrent endpoints ends with the actor; who waits for an answer is told."""
@@ -336,27 +422,33 @@ class Instance:
         value = hook(error) if hook is not None else None
         return value if inspect.iscoroutine(value) else None
 
-    def _end(self, error: BaseException | None) -> None:
+    def _end(self, error: BaseException | None, at_birth: bool) -> None:
         """Answers what waits, and whoever comes later; tells the owner of a failure."""
         self._actor = None
-        if error is None:
-            self._ended = "it was stopped"
-        else:
-            self._ended = f"it failed: {_one_line(error)}"
-        with self._proc.counting:
-            self._proc.bury(self._number, Tombstone(self._proc, self.name, self._ended))
-            self._proc.handled_by_ended[self.class_name] += self._handled
+        is_first = self._claim_end("it was stopped" if error is None else f"it failed: {_one_line(error)}")
+        if is_first:
+            self._bury()
         self._refuse_rest()
         if self._last is not None:
             self._answer(self._last, None) if error is None else self._answer_failure(self._last, error)
-        if error is not None and self._birth is not None:
-            causes = error.causes if isinstance(error, Unhandled) else ()
-            self._proc.tell_owner(self._birth.owner, self._failure(error, causes))
-        elif error is None:
-            emit("actor.stopped", mesh=self.name, rank=self._rank.rank if self._rank is not None else None)
+        if is_first:
+            self._tell_of_end(error, at_birth)
         if not self.owned.is_empty:  # last, as the interpreter may be shutting down, and start no thread any more
             reason = f"its owner {self.name} has ended"
             threading.Thread(target=self.owned.stop, args=(reason,), name=f"end of {self.name}", daemon=True).start()
+
+    def _tell_of_end(self, error: BaseException | None, at_birth: bool) -> None:
+        birth, rank = self._birth, self._rank.rank if self._rank is not None else None
+        if error is not None and birth is not None:
+            causes = error.causes if isinstance(error, Unhandled) else ()
+            self._proc.tell_owner(birth.owner, replace(self._failure(error, causes), at_birth=at_birth))
+        elif error is None:
+            event = emit("actor.stopped", mesh=self.name, rank=rank)
+            if birth is not None and birth.is_supervised and not self._proc.is_ending:
+                ended = MeshFailure(self.name, ENDED, "it has stopped", rank, event=event, number=self._number)
+                self._proc.post_quietly(
+                    birth.owner[0], message.pack(message.FAILURE, birth.owner[1]), encode(ended).body
+                )
 
     def _failure(self, error: BaseException, causes: tuple[MeshFailure, ...]) -> MeshFailure:
         rank = self._rank.rank if self._rank is not None else None
@@ -415,6 +507,8 @@ class Instance:
             value = self._invoke(frame)
             if inspect.iscoroutine(value):  # a plain method called through as_endpoint, or an async __supervise__
                 value = finish_coroutine(value)
+            if self._keeping is not None and self._is_counted(frame) and self._keeping.is_due():
+                self.snapshot().wait_get()
             taken = self._succeeded(frame, value)
             if taken is not None:
                 taken.wait(None)
@@ -455,6 +549,8 @@ class Instance:
             value = self._invoke(frame)
             if inspect.iscoroutine(value):
                 value = await value
+            if self._keeping is not None and self._is_counted(frame) and self._keeping.is_due():
+                await self._keep(self._keeping.take(self._actor))
             taken = self._succeeded(frame, value)
             if taken is not None:
                 await taken
@@ -471,12 +567,21 @@ class Instance:
                 self._current = self._mailbox.at_hand = None
                 _uncancel(self._driver)
 
+    def _is_counted(self, frame: Frame) -> bool:
+        """Whether a snapshot may be due after it."""
+        return frame.kind == message.CALL and frame.method != SNAPSHOT.encode() and self._ended is None
+
+    async def _keep(self, state: Any) -> None:
+        assert self._keeping is not None, "its class has the hooks"
+        await self._keeping.send(await state if inspect.iscoroutine(state) else state)
+
     def _invoke(self, frame: Frame) -> Any:
         """The method's value, or its coroutine."""
         running.set(Context(self, frame))
         if frame.kind == message.FAILURE:
-            failure = frame.load()
-            return self._warn(failure) if failure.kind == STUCK else self._supervise(self.owned.seen_by_owner(failure))
+            return tell_of_failure(self._actor, self.name, frame.load(), self.owned)
+        if frame.method == SNAPSHOT.encode() and self._keeping is not None:  # a peer asks
+            return self._keeping.take(self._actor)
         method = self._method(frame.method.decode())
         frame.accept = self._accept
         args, kwargs = frame.load()
@@ -484,38 +589,6 @@ class Instance:
             port: ResponsePort[Any] = ResponsePort(self._proc, frame.address, frame.reply, frame.rank, is_first=True)
             return method(self._actor, port, *args, **kwargs)
         return method(self._actor, *args, **kwargs)
-
-    def _warn(self, failure: MeshFailure) -> Any:
-        """Tells the actor that something it owns is stuck."""
-        hook = getattr(self._actor, "__stuck__", None)
-        if hook is not None:
-            return hook(failure)
-        _log.warning("%s", failure.report())
-        return None
-
-    def _supervise(self, failures: list[MeshFailure]) -> Coroutine[Any, Any, None] | None:
-        """Asks the actor about each. Raises Unhandled."""
-        hook = getattr(self._actor, "__supervise__", None)
-        if inspect.iscoroutinefunction(hook):
-            return self._supervise_async(hook, failures)
-        for failure in failures:
-            self._decided(failure, hook is not None and hook(failure))
-        return None
-
-    async def _supervise_async(self, hook: Any, failures: list[MeshFailure]) -> None:
-        for failure in failures:
-            self._decided(failure, await hook(failure))
-
-    def _decided(self, failure: MeshFailure, is_handled: object) -> None:
-        event = emit(
-            "failure.handled" if is_handled else "failure.unhandled",
-            cause=failure.event,
-            actor=self.name,
-            mesh=failure.mesh_name,
-            rank=failure.rank,
-        )
-        if not is_handled:
-            raise Unhandled(failure, event)
 
     def _method(self, name: str) -> Any:
         prop = self._endpoints.get(name)
@@ -540,9 +613,10 @@ class Instance:
         """Tells the caller; where nobody waits, or it is not an ordinary exception, the actor ends with it."""
         self._end_fork()
         is_told = frame.reply and frame.kind == message.CALL and not frame.flags & message.PORT
+        is_end = not is_told or not isinstance(error, Exception | asyncio.CancelledError)
         if frame.reply:
-            self._answer_failure(frame, error)
-        if not is_told or not isinstance(error, Exception | asyncio.CancelledError):
+            self._answer_failure(frame, error, self._refusal if is_end else 0)
+        if is_end:
             raise _Ended(error) from error
 
     def _failed_aside(self, frame: Frame, error: BaseException) -> None:
@@ -562,37 +636,15 @@ class Instance:
             return None
         return self._proc.start_answer(frame, encode(value, codec=frame.codec))
 
-    def _answer_failure(self, frame: Frame, error: BaseException) -> None:
+    def _answer_failure(self, frame: Frame, error: BaseException, flags: int = 0) -> None:
         if frame.reply:
             outgoing = encode_failure(error, self.name, frame, frame.codec)
             try:
-                taken = self._proc.start_answer(frame, outgoing, message.FAILED)
+                taken = self._proc.start_answer(frame, outgoing, message.FAILED | flags)
             except TransferTimeout as late:  # its caller's trouble, not this actor's
                 return _log.warning("actor %s: a caller does not take its answer: %s", self.name, late)
             if taken is not None:
                 taken.wait(None)
-
-
-class Unhandled(SupervisionError):
-    """A failure below that `__supervise__` did not handle: the owner fails with it."""
-
-    def __init__(self, failure: MeshFailure, event: str) -> None:
-        super().__init__(f"a failure of what it owns was not handled: {failure.message}", event=event)
-        self.causes = (failure,)
-
-
-class Tombstone:
-    """Stands for an actor that has ended, and answers in its place."""
-
-    def __init__(self, proc: Proc, name: str, why: str) -> None:
-        self._proc = proc
-        self._why = f"actor {name}: {why}"
-
-    def on_frame(self, frame: Frame) -> None:
-        self._proc.refuse(frame, self._why)
-
-    def on_lost(self, address: str, error: SupervisionError) -> None:
-        """Waits for nobody."""
 
 
 def finish_coroutine(coroutine: Coroutine[Any, Any, Any] | None) -> Any:

@@ -106,10 +106,9 @@ class Mailbox:
         return frame
 
     def take_rest(self) -> Frame | None:
-        """What will not be worked on: after the actor's end, for any thread."""
-        for queue in (self._urgent, self._queue):
-            with contextlib.suppress(IndexError):
-                return queue.popleft()
+        """What will not be worked on: after the actor's end, for any thread. Nobody waits for what is urgent."""
+        with contextlib.suppress(IndexError):
+            return self._queue.popleft()
         return None
 
     def find(self, address: str, reply: int) -> Frame | None:

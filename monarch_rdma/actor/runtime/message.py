@@ -26,6 +26,8 @@ __all__ = [
     "CAST",
     "CREDIT",
     "DELIVERED",
+    "END",
+    "ENDED",
     "FAILED",
     "FAILURE",
     "HOLD",
@@ -50,6 +52,7 @@ TAKEN = 5  # the large buffers of transmission `target` have been read
 HOLD = 6  # the process `body` holds port `target` now; with FAILED: the sender does not any more
 CAST = 8  # a call that goes over a tree; see tree.py
 DELIVERED = 9  # everyone below the sender has the cast of the branches `target`
+END = 10  # actor `target` ends now, whatever it works on; the body says why
 FAILURE = 7  # a MeshFailure, for the actor `target` that owns what failed
 
 # Flags.
@@ -57,6 +60,7 @@ FAILED = 1  # SEND: the value is an exception. TAKEN: the buffers could not be r
 LARGE = 2  # the body names memory of the sender; it waits for TAKEN of transmission `origin`
 STOP = 4  # CALL: the last one; the actor ends after it
 NEW = 8  # CALL: the first one; makes the actor
+ENDED = 16  # SEND with FAILED: who was asked has ended, and its supervisor will say what becomes of it
 MANY = 64  # SEND: answers of many actors together; see collect.py
 SAFE = 32  # CALL: the answer must not be a pickle
 PORT = 16  # CALL: the method answers through its first argument, a port

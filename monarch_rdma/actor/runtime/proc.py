@@ -346,7 +346,7 @@ class Proc:
 
     def start_local(self, number: int, cls: type, name: str, *args: Any) -> None:
         """Makes an actor of the library in this process, under a number that everyone knows."""
-        from .instance import Birth
+        from .birth import Birth
 
         birth = Birth(cls, args, {}, name, (self.address, ROOT), "<root>", None)
         head = message.pack(message.CALL, number, flags=message.NEW)
@@ -379,8 +379,8 @@ class Proc:
         """For something that is over, or never was."""
         self.refuse(frame, f"there is no actor {frame.target:x} in process {self.name}: it has ended")
 
-    def refuse(self, frame: Frame, why: str) -> None:
-        """Answers a frame that nobody will handle, so that nobody waits."""
+    def refuse(self, frame: Frame, why: str, flags: int = 0) -> None:
+        """Answers a frame that nobody will handle, so that nobody waits. `flags`: of the answer, besides FAILED."""
         if frame.flags & message.LARGE:
             self.fetcher.tell_sender(frame, message.FAILED)
         if frame.kind in (message.CALL, message.SEND):
@@ -389,7 +389,7 @@ class Proc:
             frame.is_answered = True
             failure = encode_failure(SupervisionError(why, frame.method.decode()), codec=frame.codec)
             self.leave_uncollected(frame)
-            head = message.pack(message.SEND, frame.reply, flags=message.FAILED, rank=frame.rank)
+            head = message.pack(message.SEND, frame.reply, flags=message.FAILED | flags, rank=frame.rank)
             self.post_quietly(frame.address, head, failure.body)
 
     def start_answer(self, call: Frame, outgoing: Outgoing, flags: int = 0) -> Future[None] | None:

@@ -86,6 +86,9 @@ class Waiting:
         if frame.kind == message.HOLD:
             self._on_held(frame)
         elif frame.kind == message.SEND:
+            if frame.flags & message.ENDED and frame.rank < len(self.routes):  # first: who calls again waits for news
+                route = self.routes[frame.rank if len(self.routes) > 1 else 0]
+                self.proc.rosters.on_actor_ended(route.address, route.number)
             self.on_answer(frame)
 
     def on_answer(self, frame: Frame) -> None:

@@ -11,7 +11,7 @@ import contextlib
 import pickle
 import threading
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -42,7 +42,8 @@ class KeeperId(NamedTuple):
 class Place(NamedTuple):
     """Where one member is, as the keeper says. `change` counts what it said of this rank; `incarnation` counts from 1.
 
-    `address`: of the process; where it is not "up", the one it had last.
+    `address`: of the process; where it is not "up", the one it had last. `number`: of the actor there; 0 where the
+    member is the process.
     """
 
     rank: int
@@ -51,19 +52,23 @@ class Place(NamedTuple):
     incarnation: int
     address: str
     why: str
+    number: int = 0
 
 
 class Roster:
     """The places of one mesh as this process knows them. Any thread may ask."""
 
-    def __init__(self, proc: Proc, keeper: KeeperId, name: str, addresses: Sequence[str]) -> None:
-        """`addresses`: those of the first incarnations, by rank."""
+    def __init__(self, proc: Proc, keeper: KeeperId, name: str, addresses: Sequence[str], number: int = 0) -> None:
+        """`addresses`: those of the first incarnations, by rank. `number`: that of all of these, if they are actors."""
         self.keeper = keeper
         self.generation = 0  # changes with every change of a place
         self._proc = proc
         self._name = name
-        self._places = [Place(rank, 0, UP, 1, address, "") for rank, address in enumerate(addresses)]
-        self._doubted: dict[int, str] = {}  # lost from here, and the keeper has not said what becomes of it
+        self._places = [Place(rank, 0, UP, 1, address, "", number) for rank, address in enumerate(addresses)]
+        self._doubted: dict[int, Place] = {}  # lost from here, and the keeper has not said what becomes of it
+        self._listeners: list[Callable[[], object]] = []
+        self._kind = "actor" if number else "process"
+        self.is_closed = False  # nobody is restarted any more
         self._is_current = keeper.address == proc.address
         self._waiting = 0
         self._changed = threading.Condition()
@@ -103,9 +108,9 @@ class Roster:
 
     def _route(self, place: Place, number: int) -> Route:
         if place.state == UP:
-            return self._proc.route(place.address, number)
+            return self._proc.route(place.address, place.number or number)
         route = Route(self._proc, place.address, number)  # for nobody else: the process may still end its work
-        route.error = SupervisionError(f"process {self._name}/{place.rank} is {place.state}: {place.why}")
+        route.error = SupervisionError(f"{self._kind} {self._name}/{place.rank} is {place.state}: {place.why}")
         return route
 
     def _await_settled(self, ranks: Sequence[int], deadline: float) -> None:
@@ -148,9 +153,19 @@ class Roster:
             self._changed.notify_all()
         for address in replaced:
             self._proc.supersede(address)
+        self._tell_listeners()
+
+    def listen(self, callback: Callable[[], object]) -> None:
+        """Calls it after each piece of news, on any thread."""
+        self._listeners.append(callback)
+
+    def _tell_listeners(self) -> None:
+        for callback in self._listeners:
+            callback()
 
     def close(self, why: str) -> None:
         """There is no keeper any more: nobody is restarted."""
+        self.is_closed = True
         with self._changed:
             for rank, place in enumerate(self._places):
                 if place.state == RESTARTING or rank in self._doubted or not self._is_current:
@@ -161,26 +176,34 @@ class Roster:
             self._changed.notify_all()
         if self._number:
             self._proc.forget(self._number)
+        self._tell_listeners()
 
     def on_process_lost(self, address: str) -> None:
         """From here, that is: the keeper will say what becomes of it, or that it sees nothing wrong."""
+        self._doubt(lambda place: place.address == address)
+
+    def on_actor_ended(self, address: str, number: int) -> None:
+        """It refused a call: the same."""
+        self._doubt(lambda place: (place.address, place.number) == (address, number))
+
+    def _doubt(self, concerns: Callable[[Place], bool]) -> None:
         with self._changed:
-            lost = [place for place in self._places if place.state == UP and place.address == address]
-            if not lost or not self._is_current:
+            lost = [place for place in self._places if place.state == UP and concerns(place)]
+            if not lost or not self._is_current or self.is_closed:
                 return
             for place in lost:
-                self._doubted[place.rank] = address
+                self._doubted[place.rank] = place
             self.generation += 1
         self.follow()
         patience = float(config.get("heartbeat_timeout"))
         for place in lost:
-            self._proc.timers.at(time.monotonic() + patience, partial(self._stop_doubting, place.rank, address))
+            self._proc.timers.at(time.monotonic() + patience, partial(self._stop_doubting, place))
 
-    def _stop_doubting(self, rank: int, address: str) -> None:
+    def _stop_doubting(self, place: Place) -> None:
         """The keeper has nothing to say against it: it lives, but cannot be reached from here."""
         with self._changed:
-            if self._doubted.get(rank) == address:
-                del self._doubted[rank]
+            if self._doubted.get(place.rank) is place:
+                del self._doubted[place.rank]
                 self.generation += 1
                 self._changed.notify_all()
 
@@ -207,7 +230,7 @@ class Rosters:
         self._all: dict[KeeperId, Roster] = {}
         self._lock = threading.Lock()
 
-    def of(self, keeper: KeeperId, name: str, addresses: Sequence[str]) -> Roster:
+    def of(self, keeper: KeeperId, name: str, addresses: Sequence[str], number: int = 0) -> Roster:
         """Made, and the keeper asked, the first time."""
         roster = self._all.get(keeper)
         if roster is not None:
@@ -216,13 +239,17 @@ class Rosters:
             roster = self._all.get(keeper)
             if roster is not None:
                 return roster
-            roster = self._all[keeper] = Roster(self._proc, keeper, name, addresses)
+            roster = self._all[keeper] = Roster(self._proc, keeper, name, addresses, number)
         roster.follow()
         return roster
 
     def on_process_lost(self, address: str) -> None:
         for roster in list(self._all.values()):
             roster.on_process_lost(address)
+
+    def on_actor_ended(self, address: str, number: int) -> None:
+        for roster in list(self._all.values()):
+            roster.on_actor_ended(address, number)
 
 
 def ask_keeper(proc: Proc, keeper: KeeperId, method: bytes, value: Any, what: str) -> Future[Any]:

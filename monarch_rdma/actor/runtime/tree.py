@@ -39,8 +39,11 @@ _numbers = itertools.count(1)
 
 
 class Member(NamedTuple):
+    """`number`: of the actor there, where it is not the cast's target."""
+
     rank: int
     address: str
+    number: int = 0
 
 
 @dataclass(frozen=True)
@@ -51,7 +54,7 @@ class Cast:
     number: int  # counts that process's casts
     fanout: int
     flags: int  # of the call, as are the next ones
-    target: int
+    target: int  # the number of most of the actors
     reply: int
     method: bytes
     extent: bytes
@@ -110,7 +113,7 @@ class Branches:
         self._proc.expect(self._number, address)
         if self._collector is not None:
             self._collector.wait_for(address)
-        head = message.pack(message.CAST, self._cast.target, reply=self._number)
+        head = message.pack(message.CAST, group[0].number or self._cast.target, reply=self._number)
         meta = pickle.dumps((self._cast, self._up, [tuple(member) for member in group]))
         try:
             self._proc.post(address, head, b"".join((_SIZE.pack(len(meta)), meta, self._outgoing.body)), patience)
@@ -218,6 +221,7 @@ class _Arrived:
         self._cast = cast
         self._up = up
         self._members = members
+        self._target = members[0].number or cast.target
         self._body = body
 
     def relay(self, seen: dict[tuple[str, int], int]) -> None:
@@ -254,10 +258,10 @@ class _Arrived:
         self._pass_on(outgoing, collector)
 
     def _is_new(self, seen: dict[tuple[str, int], int]) -> bool:
-        return self._cast.number > seen.get((self._cast.sender, self._cast.target), 0)
+        return self._cast.number > seen.get((self._cast.sender, self._target), 0)
 
     def _note(self, seen: dict[tuple[str, int], int]) -> None:
-        seen[self._cast.sender, self._cast.target] = self._cast.number
+        seen[self._cast.sender, self._target] = self._cast.number
 
     def _call(self) -> Frame:
         """For our actor."""
@@ -273,7 +277,7 @@ class _Arrived:
             message.CALL,
             cast.flags & ~message.LARGE,
             self._members[0].rank,
-            cast.target,
+            self._target,
             cast.reply,
             0,
             cast.method,

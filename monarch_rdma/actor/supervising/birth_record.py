@@ -1,9 +1,10 @@
-"""An actor mesh on supervised processes: enough to make its actors again in a process that was restarted."""
+"""An actor mesh that is started again: enough to make its actors once more."""
 
 from __future__ import annotations
 
 import pickle
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -11,24 +12,33 @@ from ...errors import TransferTimeout
 from ..encoding.codec import encode
 from ..remote_error import ActorError
 from ..runtime import message
+from ..runtime.birth import Birth
 from ..runtime.cast import cast
-from ..runtime.instance import Birth
 from ..runtime.reply import SingleReply
 from ..runtime.roster import ask_keeper, tell_keeper
 from ..runtime.route import PATIENCE, Route
+from ..runtime.state import Upkeep, has_hooks
 
 if TYPE_CHECKING:
     from ..future import Future
     from ..runtime.proc import Proc
     from ..runtime.roster import KeeperId
 
-__all__ = ["BirthRecord"]
+__all__ = ["BirthRecord", "Restore"]
+
+
+@dataclass(frozen=True)
+class Restore:
+    """What a new incarnation gets of the old ones: the last snapshot, a pickle, and who of its mesh lives."""
+
+    state: bytes | None
+    peers: Sequence[tuple[str, int]]
 
 
 @dataclass(frozen=True)
 class BirthRecord:
     """`ranks`: the processes that it lives in, in the order of the actors' own ranks. `owner`: who is told of failures.
-    `snapshot`: class and arguments as they were when it was spawned.
+    `pickled`: class and arguments as they were when it was spawned. `has_state`: whether the class has the hooks.
     """
 
     name: str
@@ -36,14 +46,20 @@ class BirthRecord:
     ranks: tuple[int, ...]
     extent: bytes
     owner: tuple[str, int]
-    snapshot: bytes
+    pickled: bytes
+    has_state: bool
 
     @classmethod
-    def of(cls, birth: Birth, number: int, ranks: list[int], extent: bytes) -> BirthRecord:
+    def of(cls, birth: Birth, number: int, ranks: Sequence[int], extent: bytes) -> BirthRecord:
         """Raises TypeError where the class or its arguments cannot be pickled."""
         from ..encoding.pickling import in_one_stream
 
-        return cls(birth.name, number, tuple(ranks), extent, birth.owner, in_one_stream(birth))
+        pickled = in_one_stream(birth)
+        return cls(birth.name, number, tuple(ranks), extent, birth.owner, pickled, has_hooks(birth.cls))
+
+    def first(self, birth: Birth, keeper: KeeperId) -> Birth:
+        """What the first incarnations are told, all of them the same."""
+        return replace(birth, owner=keeper, upkeep=Upkeep(keeper, self.number) if self.has_state else None)
 
     def adopted(self, proc: Proc, keeper: KeeperId) -> list[Route]:
         """Has the keeper make it again in processes that are restarted from now on. The ways to its actors as they
@@ -65,21 +81,19 @@ class BirthRecord:
 
         initialized.add_callback(lambda: proc.errands.run(self.number, look))  # the exception is loaded, by users' code
 
-    def bear(self, proc: Proc, keeper: KeeperId, rank: int, address: str) -> Future[Any]:
-        """Makes the actor of process `rank` anew, at `address`; done when its `__init__` is."""
-        birth = replace(pickle.loads(self.snapshot), owner=keeper)
-        route = proc.route(address, self.number)
+    def bear(
+        self, proc: Proc, keeper: KeeperId, rank: int, address: str, restore: Restore, number: int = 0
+    ) -> Future[Any]:
+        """Makes the actor of process `rank` anew, at `address`, under `number` (0: the one that it always had); done
+        when its `__init__` is, and its state is restored.
+        """
+        index = self.ranks.index(rank)
+        birth = replace(pickle.loads(self.pickled), owner=keeper)
+        if self.has_state:
+            upkeep = Upkeep(keeper, self.number, restore.state, tuple(restore.peers), is_first=False)
+            birth = replace(birth, upkeep=upkeep)
+        route = proc.route(address, number or self.number)
         waiting = SingleReply(proc, route, f"{self.name}.__init__")
         deadline = time.monotonic() + PATIENCE
-        cast(
-            proc,
-            [route],
-            encode(birth),
-            b"__init__",
-            self.extent,
-            waiting,
-            deadline,
-            self.ranks.index(rank),
-            flags=message.NEW,
-        )
+        cast(proc, [route], encode(birth), b"__init__", self.extent, waiting, deadline, index, flags=message.NEW)
         return waiting.future
