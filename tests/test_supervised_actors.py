@@ -28,7 +28,8 @@ from monarch_rdma.actor import (
     this_proc,
 )
 from monarch_rdma.actor.runtime.proc import current_proc
-from monarch_rdma.errors import ConfigError
+from monarch_rdma.errors import AccessDenied, ConfigError
+from monarch_rdma.rdma import RDMABuffer
 from monarch_rdma.supervision.policy import Backoff
 
 EVER: dict[str, Any] = {"max_restarts": None}
@@ -74,6 +75,11 @@ class Worker(Actor):
         with open(path, "a") as log:
             log.write(f"{number}\n")
         return number
+
+    @endpoint
+    def share(self) -> RDMABuffer:
+        self.memory = bytearray(b"mine")
+        return RDMABuffer(self.memory)
 
     @endpoint
     def ask(self, other: Any) -> int:
@@ -136,6 +142,18 @@ def test_an_actor_comes_back_in_its_process_and_references_follow(procs: ProcMes
     with pytest.raises(SupervisionError, match="stopped"):
         workers.add.call(1).get(LIMIT)
     other.stop().get(LIMIT)
+
+
+def test_a_buffer_of_the_old_one_stays_dead(procs: ProcMesh, faults: Faults) -> None:
+    worker = procs.supervised("always").spawn("workers", Worker).slice(gpus=1)
+    buffer, mine = worker.share.call_one().get(LIMIT), bytearray(4)
+    buffer.read_into(mine).get(LIMIT)
+    fail(worker)
+    again = worker.share.call_one().get(LIMIT)
+    with pytest.raises(AccessDenied):
+        buffer.read_into(mine).get(LIMIT)
+    assert again.read_into(mine).get(LIMIT) is None and mine == b"mine"
+    worker.stop().get(LIMIT)
 
 
 def test_casts_over_a_tree_reach_every_incarnation(client: HostMesh, faults: Faults) -> None:

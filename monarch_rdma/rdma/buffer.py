@@ -13,7 +13,7 @@ from .engine import NEVER, Engine, default_engine, seconds
 from .future import Future
 from .memory import Keep, as_memoryview, as_tensor, bytes_at, memory_of, note_written, plain_storage
 from .notification import Notifications
-from .region import Region, RemoteRegion, checked_access
+from .region import Region, RemoteRegion, checked_access, made_by
 from .transfer import READ, WRITE, match_dst, match_src, move, move_bytes, transfer_flags
 from .view import View, contiguous_strides
 
@@ -48,6 +48,7 @@ class RDMABuffer:
         if engine.orphans or engine.reachable:
             engine.sweep_sometimes()
         region = Region(engine, memory, rights)
+        region.maker = made_by.get()
         self._set(RemoteRegion(engine, region.descriptor, region), memory.view, memory.tensor is not None)
 
     def _set(self, remote: RemoteRegion, view: View, is_tensor: bool) -> None:

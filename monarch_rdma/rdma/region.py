@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 from collections import deque
+from contextvars import ContextVar
 from typing import Any
 
 from .._engine import ffi, lib
@@ -13,10 +14,11 @@ from .engine import Engine, raise_error, scratch, seconds
 from .future import Future
 from .memory import Memory, bytes_at
 
-__all__ = ["ACCESS", "Region", "RemoteRegion"]
+__all__ = ["ACCESS", "Region", "RemoteRegion", "drop_made_by", "made_by"]
 
 ACCESS = {"read": lib.MR_READ, "write": lib.MR_WRITE, "rw": lib.MR_READ | lib.MR_WRITE}
 _opening = threading.Lock()
+made_by: ContextVar[int | None] = ContextVar("monarch_rdma-made-by", default=None)  # whose buffers these are
 
 
 class Region:
@@ -29,6 +31,7 @@ class Region:
     def __init__(self, engine: Engine, memory: Memory, access: int) -> None:
         self.engine = engine
         self.memory = memory
+        self.maker: int | None = None  # of buffers: who has made them, see made_by
         self.given_back: deque[int] = deque()  # notifications taken for a waiter that was cancelled meanwhile
         self._drop_begun = False
         self._cell = ffi.new("mr_region **")  # filled by the core: see Future.cell
@@ -87,6 +90,13 @@ class Region:
             lib.mr_op_release(op[0])
         # A peer may still be in the memory: it stays until the core says that nobody is.
         engine.orphans.append((lib.mr_region_dropped, lib.mr_region_close, handle, self.memory))
+
+
+def drop_made_by(engine: Engine, maker: int) -> None:
+    """Ends the remote access to all buffers that were made where `made_by` was that; does not wait."""
+    for region in list(engine.regions.values()) if engine.is_open else ():
+        if region.maker == maker and not region.is_dropped:
+            region.drop()
 
 
 def _descriptor(handle: Any) -> bytes:

@@ -21,6 +21,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import ConfigError, TransferTimeout
+from ...rdma.region import drop_made_by, made_by
 from ...supervision.events import emit
 from ..context import Context, running
 from ..debugging import breakpoints
@@ -289,6 +290,9 @@ class Instance:
         return is_first
 
     def _bury(self) -> None:
+        """A handle on a buffer of it never leads to its successor: in one process, that has to be seen to."""
+        if self._birth is not None and self._birth.is_supervised:
+            drop_made_by(self._proc.engine, self._number)
         with self._proc.counting:
             self._proc.bury(self._number, Tombstone(self._proc, self.name, self._ended or "", self._refusal))
             self._proc.handled_by_ended[self.class_name] += self._handled
@@ -331,6 +335,8 @@ class Instance:
         except Exception as error:
             raise self._stillborn(first, error) from error
         self._thread.name = f"{self.name}[{self._rank.rank}]"
+        if self._birth.is_supervised:
+            made_by.set(self._number)
         self._endpoints = dict(endpoints_of(self._birth.cls))
         self._overdue.declare({name: prop.limit for name, prop in self._endpoints.items() if prop.limit is not None})
         self._accept = self._birth.cls.accept_codec
