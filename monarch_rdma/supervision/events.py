@@ -65,7 +65,7 @@ KINDS = {
     "process.stuck": "a process lives, but runs no Python: child, name, address, message",
     "stuck.over": "what was stuck goes on; its cause is the event that said so",
     "actor.stopped": "an actor has ended as it was asked to: mesh, rank",
-    "restart.decided": "processes or actors are to be started again: mesh, rank (that failed), ranks, attempt, delay, message",
+    "restart.decided": "members are to be started again: mesh, rank (that failed), ranks, attempt, delay, message",
     "restart.done": "a process is back, and its actors take calls, or an actor is: mesh, rank, incarnation, address",
     "restart.failed": "a process or an actor did not come back: mesh, rank, message",
     "restart.escalated": "too many restarts: all of the mesh ended, and the owner is told: mesh, rank, message",
