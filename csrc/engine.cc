@@ -6,6 +6,8 @@
 #include <new>
 #include <span>
 
+#include "base/json.h"
+#include "memory/device.h"
 #include "transport/lanes.h"
 #include "transport/node.h"
 #ifdef MR_VERBS
@@ -622,6 +624,15 @@ uint64_t mr_verbs_describe(const char* devices, int32_t gid_index, uint32_t ip_f
   json = R"({"built": false, "problem": "this build has no verbs lane: there was no header infiniband/verbs.h", )"
          R"("devices": [], "rails": [], "near": []})";
 #endif
+  if (out != nullptr && capacity > 0) put_text(out, capacity, json);
+  return json.size();
+}
+
+uint64_t mr_gpu_describe(uint32_t load, char* out, uint64_t capacity) {
+  std::string json;
+  mr_error error{};
+  if (guarded(&error, [&] { json = describe_gpus(load != 0); }) != MR_OK)
+    json = json::object({{"problem", json::quoted(error.message)}, {"visible", "{}"}, {"devices", "[]"}});
   if (out != nullptr && capacity > 0) put_text(out, capacity, json);
   return json.size();
 }

@@ -313,6 +313,11 @@ uint64_t mr_engine_counters(mr_engine* engine, char* out, uint64_t capacity);
  * end. */
 uint64_t mr_verbs_describe(const char* devices, int32_t gid_index, uint32_t ip_family, char* out, uint64_t capacity);
 
+/* The GPU runtime that this process uses, its devices and what it can do, as a JSON object. load != 0: loads the
+ * installed one where none is loaded yet, which may make contexts on the devices. Returns the length; copies at most
+ * `capacity`, with a 0 at the end. */
+uint64_t mr_gpu_describe(uint32_t load, char* out, uint64_t capacity);
+
 /* cffi: end */
 
 /* Called on the loop (by its thread, or by one that waits for an operation) instead of filling the inbox; must not

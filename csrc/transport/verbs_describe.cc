@@ -1,53 +1,12 @@
 #include "verbs_describe.h"
 
-#include <cstdio>
-#include <utility>
-
+#include "../base/json.h"
 #include "verbs_devices.h"
 
 namespace mr {
 namespace {
 
-// --- JSON
-
-using Json = std::string;
-using Members = std::vector<std::pair<const char*, Json>>;
-
-Json quoted(const std::string& text) {
-  Json out = "\"";
-  for (const char c : text) {
-    char escaped[8];
-    if (static_cast<unsigned char>(c) < ' ') {
-      std::snprintf(escaped, sizeof escaped, "\\u%04x", c);
-      out += escaped;
-    } else {
-      if (c == '"' || c == '\\') out += '\\';
-      out += c;
-    }
-  }
-  return out + '"';
-}
-
-Json truth(bool value) { return value ? "true" : "false"; }
-
-Json figure(double value) {
-  char out[32];
-  std::snprintf(out, sizeof out, "%.10g", value);
-  return out;
-}
-
-Json object(const Members& members) {
-  Json out = "{";
-  for (const auto& [name, value] : members) out += (out.size() > 1 ? ", " : "") + quoted(name) + ": " + value;
-  return out + "}";
-}
-
-template <typename Things, typename Write>
-Json array(const Things& things, Write&& write) {
-  Json out = "[";
-  for (const auto& thing : things) out += (out.size() > 1 ? ", " : "") + write(thing);
-  return out + "]";
-}
+using namespace json;
 
 // --- cards
 
