@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -42,3 +43,15 @@ def nvcc() -> Path:
     if found is None:
         pytest.skip("no nvcc: neither in $CUDA_HOME, nor in $PATH, nor in /usr/local/cuda")
     return Path(found)
+
+
+def include_folder(compiler: Path, header: str, folder: Path) -> str:
+    """Where `compiler` finds `header`; `folder` is for a file to ask it with."""
+    source = folder / f"ask.{'cu' if compiler.name == 'nvcc' else 'hip'}"
+    source.write_text(f"#include <{header}>\n")
+    only = [] if compiler.name == "nvcc" else ["--offload-host-only"]
+    command = [str(compiler), *only, "-E", str(source)]
+    said = subprocess.run(command, capture_output=True, text=True, timeout=100, check=True).stdout
+    found = re.search(rf'^# \d+ "(.*)/{re.escape(header)}"', said, flags=re.MULTILINE)
+    assert found, f"{compiler} does not find {header}"
+    return found[1]

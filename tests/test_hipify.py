@@ -7,6 +7,7 @@ import json
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -213,6 +214,7 @@ def test_each_rule_has_its_reason_in_the_table() -> None:
     assert all(len(reason) > 20 for _, _, reason in table)
 
 
+@pytest.mark.skipif(not metadata.version("torch").startswith("2.13."), reason="rules are for the tables of torch 2.13")
 @pytest.mark.parametrize(("cuda", "hip"), load_rules().items())
 def test_each_rule_is_one_that_torchs_tables_need(cuda: str, hip: str) -> None:
     without, with_rules = translators()
