@@ -1,8 +1,8 @@
 """monarch_rdma moves tensors between processes with one-sided reads and writes.
 
-`monarch_rdma.rdma` holds the buffers, `monarch_rdma.sharding` layouts and plans, `monarch_rdma.config` the options,
-`monarch_rdma.errors` the failures. They are imported when they are first used; `import monarch_rdma` itself loads
-neither torch nor the C++ core.
+`monarch_rdma.rdma` holds the buffers, `monarch_rdma.sharding` layouts and plans, `monarch_rdma.kernels` what is
+computed on tensors, `monarch_rdma.config` the options, `monarch_rdma.errors` the failures. They are imported when they
+are first used; `import monarch_rdma` itself loads neither torch nor the C++ core.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
-_SUBMODULES = ("config", "errors", "rdma", "sharding")
+_SUBMODULES = ("config", "errors", "kernels", "rdma", "sharding")
 
-__all__ = ["config", "errors", "rdma", "sharding"]
+__all__ = ["config", "errors", "kernels", "rdma", "sharding"]
 
 
 def __getattr__(name: str) -> Any:

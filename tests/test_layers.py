@@ -129,7 +129,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "errors": set(),
     "config": {"errors"},
     "rdma": {"errors", "config", "_engine", "_C"},
-    "kernels": {"_kernels", "_C"},
+    "kernels": {"_kernels", "_C", "errors"},
     "sharding.layout": set(),
     "sharding.plan": set(),
     "sharding": {"errors", "config", "rdma"},
