@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-_OPS = ("pack", "unpack", "pack_cast", "unpack_cast", "reduce", "quantize", "dequantize", "checksum")
+_OPS = ("pack", "unpack", "pack_cast", "unpack_cast", "reduce", "quantize", "dequantize", "dequantize_sum", "checksum")
 
 
 def _load(module: str) -> bool:
@@ -23,7 +23,7 @@ def _available() -> dict[str, tuple[str, ...]]:
     """Names of ops for each type of device. torch calls AMD's and NVIDIA's "cuda"."""
     if not _load("_C"):
         return {}
-    available: dict[str, tuple[str, ...]] = {"cpu": (*_OPS, "dequantize_sum"), "meta": (*_OPS, "dequantize_sum")}
+    available: dict[str, tuple[str, ...]] = {"cpu": _OPS, "meta": _OPS}
     if _load("_kernels"):
         available["cuda"] = _OPS
     return available
@@ -47,5 +47,5 @@ def _checksum_shape(x: torch.Tensor, block_bytes: int) -> torch.Tensor:
 
 
 if AVAILABLE:
-    for _name in AVAILABLE["meta"]:
+    for _name in _OPS:
         torch.library.register_fake(f"monarch_rdma::{_name}", _checksum_shape if _name == "checksum" else _writes_only)
