@@ -17,7 +17,8 @@ class Deadline:
 
     def __init__(self, timeout: float | None) -> None:
         self.timeout = timeout
-        self._end = None if timeout is None else time.monotonic() + timeout
+        self._begin = time.monotonic()
+        self._end = None if timeout is None else self._begin + timeout
         self._pause = _SHORTEST_PAUSE
 
     def left(self) -> float | None:
@@ -25,6 +26,14 @@ class Deadline:
 
     def is_over(self) -> bool:
         return self._end is not None and time.monotonic() >= self._end
+
+    def spent(self) -> float:
+        """Seconds since it was made."""
+        return time.monotonic() - self._begin
+
+    def hurry(self) -> None:
+        """What is waited for next may come at once: the next pause is a short one."""
+        self._pause = _SHORTEST_PAUSE
 
     def pause(self) -> None:
         time.sleep(self._pause)

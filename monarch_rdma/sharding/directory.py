@@ -56,6 +56,8 @@ class Addresses:
     A publishing rank needs no addresses; its own is `Addresses.own()`.
     """
 
+    is_shared = False  # what one process puts there another does not find
+
     def __init__(self, addresses: Sequence[str] = (), *, engine: Engine | None = None) -> None:
         self._addresses = list(addresses)
         self._engine = engine

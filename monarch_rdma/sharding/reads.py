@@ -100,12 +100,16 @@ def reads_of(
     buffers: Mapping[int, Mapping[str, RDMABuffer]],
     target: torch.Tensor,
     staging: Staging,
+    most_bytes: int | None = None,
 ) -> Iterator[Read]:
-    """The reads that carry out these copies. ConfigError where a rank's buffer is missing or not what was planned."""
+    """The reads that carry out these copies, of at most so many bytes where it is said. ConfigError where a rank's
+    buffer is missing or not what was planned.
+    """
     is_staged = tensor.is_cast or list(copies.permutation) != sorted(copies.permutation)
     dtype: torch.dtype = getattr(torch, tensor.source_dtype)
     checked: dict[int, RDMABuffer] = {}
-    for one in rows_of(copies, staging.slot_bytes // dtype.itemsize if is_staged else None):
+    limits = [limit for limit in (most_bytes, staging.slot_bytes if is_staged else None) if limit is not None]
+    for one in rows_of(copies, min(limits) // dtype.itemsize if limits else None):
         rank = int(one.source[0])
         if rank not in checked:
             checked[rank] = _buffer(buffers, rank, tensor, copies)

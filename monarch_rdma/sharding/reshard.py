@@ -11,7 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -21,9 +21,10 @@ from .plan import Plan, TensorCopies
 from .plan.geometry import Layout
 from .plan.replacement import replaced
 from .reads import Read, Staging, reads_of
+from .units import Units
 from .version import RemoteWord
 
-__all__ = ["Report", "Reshard"]
+__all__ = ["Follower", "Report", "Reshard"]
 
 _IN_FLIGHT = 2048  # reads that are under way at once
 _SLOTS = 4  # of staging memory: some are read into while others are unpacked
@@ -43,6 +44,20 @@ class Report:
     replaced: tuple[int, ...]
 
 
+class Follower(Protocol):
+    """Is told how the units of the targets are filled."""
+
+    def begins(self, units: list[int]) -> None:
+        """Of each read, in the order in which they will end, the first unit that it touches: these ascend. When it is
+        called again, what has arrived before may be written once more.
+        """
+        ...
+
+    def ends(self, *, is_good: bool) -> None:
+        """The next of these reads has ended."""
+        ...
+
+
 class Reshard:
     """A plan, ready to be carried out again and again into the same tensors."""
 
@@ -55,11 +70,13 @@ class Reshard:
         layouts: Mapping[str, Layout] | None = None,
         words: Mapping[int, RDMABuffer] | None = None,
         staging_bytes: int = _STAGING_BYTES,
+        units: Units | None = None,
     ) -> None:
         """`buffers`: for each rank of the sources its local tensors by name, this rank's too. `targets`: this rank's
         local tensors. `layouts`: of the sources; with them the part of a rank that is lost is read from others that
         have it too. `words`: each rank's `VersionWord.buffer`; with them a run reads one version or fails.
-        `staging_bytes`: the most that values of another dtype or order of axes wait in.
+        `staging_bytes`: the most that values of another dtype or order of axes wait in. `units`: in whose order the
+        targets are filled, by reads that are no larger; None for the order that is fast.
 
         ConfigError where a buffer or target is missing, or is not what was planned.
         """
@@ -69,11 +86,12 @@ class Reshard:
         self._buffers = buffers
         self._layouts = layouts or {}
         self._staging = Staging(staging_bytes, _SLOTS)
+        self._units = units
         self._targets = {tensor.target: _checked_target(tensor, targets) for tensor in plan.tensors}
         self._reads: list[Read] = []
         for tensor in plan.tensors:
             self._reads += self._prepared(tensor, tensor.copies)
-        self._reads = _in_turns(self._reads, plan.rank)
+        self._reads = self._in_order(self._reads)
         self._gone: set[int] = set()
         self._last_error: RdmaError | None = None
         self._words: dict[int, RemoteWord] | None = None
@@ -83,7 +101,17 @@ class Reshard:
             self._words = {rank: RemoteWord(buffer) for rank, buffer in words.items()}
 
     def _prepared(self, tensor: TensorCopies, copies: Any) -> Iterable[Read]:
-        return reads_of(tensor, copies, self._buffers, self._targets[tensor.target], self._staging)
+        most = None if self._units is None else self._units.unit_bytes
+        return reads_of(tensor, copies, self._buffers, self._targets[tensor.target], self._staging, most)
+
+    def _in_order(self, reads: list[Read]) -> list[Read]:
+        if self._units is None:
+            return _in_turns(reads, self._plan.rank)
+        return sorted(reads, key=self._first_unit)
+
+    def _first_unit(self, read: Read) -> int:
+        assert self._units is not None
+        return self._units.first_of(read.tensor.target, read.copies)
 
     # --- running
 
@@ -93,15 +121,17 @@ class Reshard:
         timeout: float | None = 60,
         version: int | None = None,
         progress: Callable[[int, int], None] | None = None,
+        follower: Follower | None = None,
     ) -> Report:
         """Reads everything. `timeout`: seconds for all of it. `version`: the one to read; None for whichever it is, if
-        all ranks have the same. `progress`: called with the bytes read so far and those of all.
+        all ranks have the same. `progress`: called with the bytes read so far and those of all. `follower`: is told
+        how the units are filled.
 
         Raises, when nothing is written any more: TransferTimeout; PeerLost naming what is lost with a rank, where no
         other has it; VersionChanged where ranks have several versions, or one was written meanwhile; and what reads
         raise. The targets are then partly written.
         """
-        run = _Run(timeout, version, progress, sum(read.nbytes for read in self._reads))
+        run = _Run(timeout, version, progress, follower, sum(read.nbytes for read in self._reads))
         pending, before = list(self._reads), set(self._gone)
         while pending:
             lost = self._verified({read.rank for read in pending}, run)
@@ -109,6 +139,9 @@ class Reshard:
                 mine = [read for read in pending if read.rank in lost]
                 pending = [read for read in pending if read.rank not in lost] + self._replaced(mine, lost)
                 continue
+            if follower is not None:
+                pending = self._in_order(pending)
+                follower.begins([self._first_unit(read) for read in pending])
             failed = self._read_all(pending, run)
             lost = {read.rank for read in failed}
             if self._words is not None:  # what a rank sent and cannot vouch for any more does not count
@@ -156,6 +189,8 @@ class Reshard:
             if read.unpack is not None:
                 read.unpack()
             run.add(read.nbytes)
+        if run.follower is not None:
+            run.follower.ends(is_good=error is None)
 
     # --- versions
 
@@ -244,6 +279,7 @@ class _Run:
     timeout: float | None
     version: int | None
     progress: Callable[[int, int], None] | None
+    follower: Follower | None
     total: int
     done: int = 0
 

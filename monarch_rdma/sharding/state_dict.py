@@ -28,9 +28,10 @@ from .layout import Layout, Mesh
 from .offer import AnyLayout, Offer, OfferedTensor, sources_of
 from .plan import Plan, Source, TensorSpec, Topology, Transform, make_plan
 from .reshard import Report, Reshard
+from .units import Units
 from .version import VersionWord
 
-__all__ = ["Publication", "Reader", "fetch", "position", "publish", "target_layout"]
+__all__ = ["Publication", "Reader", "fetch", "host_of", "position", "publish", "target_layout"]
 
 _MEMORY = ("in_place", "shared", "copy")
 
@@ -95,7 +96,7 @@ class Publication:
             self._buffers += [buffer] if buffer is not None else []
             shape = tuple(tensors[key].shape) if layouts[key] is None else layouts[key].shape  # type: ignore[union-attr]
             offered[key] = OfferedTensor(layouts[key], dtype_name(served.dtype), shape, buffer)
-        self.offer = Offer(name, rank, ranks, _host(engine), engine.incarnation, self._word.buffer, offered)
+        self.offer = Offer(name, rank, ranks, host_of(engine), engine.incarnation, self._word.buffer, offered)
         if directory is not None:
             directory.put(name, rank, ranks, self.offer.to_bytes())
 
@@ -163,6 +164,7 @@ class Reader:
         ranks: int | None = None,
         same_ranks: bool | None = None,
         timeout: float | None = 60,
+        units: Units | None = None,
         engine: Engine | None = None,
     ) -> None:
         """`source`: a name in the `directory`, whose offers are waited for up to `timeout` seconds; or the offers.
@@ -171,7 +173,7 @@ class Reader:
         for new tensors. `transforms`: as in make_plan. `layouts`: of tensors of `into` that are not DTensors; others
         are wanted in whole by all readers. `rank`, `ranks`: of this reader among all readers; by default those of
         torch.distributed, or 0 of 1. `same_ranks`: whether readers and publishers are ranks of one job, so that what a
-        rank has it need not read from others; by default whether this process is a publisher.
+        rank has it need not read from others; by default whether this process is a publisher. `units`: as for Reshard.
 
         ConfigError, PlanError, TransferTimeout, ProtocolError.
         """
@@ -195,14 +197,15 @@ class Reader:
         if cast or dtype is not None:
             made = {key: made.get(key, Source(key)) for key in targets}
             made = {key: transform.cast() for key, transform in made.items()}
-        hosts = {offer.rank: offer.host for offer in offers} | {rank + shift: _host(engine)}
+        hosts = {offer.rank: offer.host for offer in offers} | {rank + shift: host_of(engine)}
         self.plan: Plan = make_plan(specs, targets, rank + shift, transforms=made, topology=Topology.of(hosts))
-        self._reshard = Reshard(
+        self.reshard = Reshard(
             self.plan,
             {offer.rank: _buffers(offer) for offer in offers},
             {key: local_tensor(tensor.detach()) for key, tensor in self.tensors.items()},
             layouts={key: spec.layout for key, spec in specs.items()},
             words={offer.rank: offer.word for offer in offers},
+            units=units,
         )
 
     def fetch(self, *, version: int | None = None, newer_than: int | None = None, timeout: float | None = 60) -> Report:
@@ -212,13 +215,18 @@ class Reader:
         Raises VersionChanged where no version stayed long enough, TransferTimeout where there was none in time, and
         PeerLost naming what is lost. The tensors are then partly written.
         """
-        deadline = Deadline(timeout)
+        return self.repeated(self.reshard.run, version, newer_than, Deadline(timeout))
+
+    def repeated(
+        self, run: Callable[..., Report], version: int | None, newer_than: int | None, deadline: Deadline
+    ) -> Report:
+        """Calls run(timeout=, version=) when there is such a version, until it is not changed meanwhile."""
         changed: VersionChanged | None = None
         while True:
             try:
                 if version is not None or newer_than is not None:
                     self._wait(lambda v: v == version if newer_than is None else v > newer_than, deadline)
-                return self._reshard.run(timeout=deadline.left(), version=version)
+                return run(timeout=deadline.left(), version=version)
             except VersionChanged as error:
                 changed = error
             except TransferTimeout:
@@ -229,7 +237,7 @@ class Reader:
 
     def versions(self, timeout: float | None = 60) -> dict[int, int | None]:
         """The version that each publishing rank has; None while it is being written. Ranks that are lost have none."""
-        return self._reshard.versions(timeout)
+        return self.reshard.versions(timeout)
 
     def wait(self, newer_than: int, timeout: float | None = 60) -> int:
         """The version that all publishing ranks have, once it is newer than that. TransferTimeout."""
@@ -237,7 +245,7 @@ class Reader:
 
     def _wait(self, is_wanted: Callable[[int], bool], deadline: Deadline) -> int:
         while True:
-            found = set(self._reshard.versions(deadline.left()).values())
+            found = set(self.reshard.versions(deadline.left()).values())
             if not found:
                 return -1  # all are lost: reading says so
             if len(found) == 1 and (version := found.pop()) is not None and is_wanted(version):
@@ -265,7 +273,7 @@ def position(rank: int | None, ranks: int | None) -> tuple[int, int]:
     return rank, ranks
 
 
-def _host(engine: Engine) -> str:
+def host_of(engine: Engine) -> str:
     """What tells hosts apart: the boot that an engine's address names."""
     return engine.address.partition("boot=")[2].partition("&")[0]
 
