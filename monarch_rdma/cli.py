@@ -104,6 +104,12 @@ def _parser() -> argparse.ArgumentParser:
         help="the job's secret, the same on all hosts [what option secret_file says]",
     )
     worker.add_argument("--until-shutdown", action="store_true", help="end also when a client shuts the hosts down")
+    about = "keeps the names of published weights for jobs that share a secret, until Ctrl-C or SIGTERM"
+    directory = commands.add_parser("directory", help=about)
+    directory.add_argument("address", metavar="ADDRESS", help="where it is reached, such as node1:22300")
+    directory.add_argument(
+        "--secret-file", metavar="FILE", type=Path, help="the jobs' secret [what option secret_file says]"
+    )
     of_program = argparse.ArgumentParser(add_help=False)
     of_program.add_argument(
         "pid", metavar="PID", nargs="?", type=_at_least(1), help="of the program; needed where several run"
@@ -140,7 +146,7 @@ def _parser() -> argparse.ArgumentParser:
         "--target", metavar="PATTERN", default="*", help="processes that random faults hit [%(default)s]"
     )
     chaos.add_argument("--dry-run", action="store_true", help="print the plan and do nothing")
-    for subparser in (doctor, demo, worker, stacks, top, debug, chaos):
+    for subparser in (doctor, demo, worker, directory, stacks, top, debug, chaos):
         subparser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     return parser
 
@@ -160,6 +166,10 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
         run = run_worker_loop_until_shutdown if arguments.until_shutdown else run_worker_loop_forever
         run(address=arguments.address, private_key=arguments.secret_file)
         return 0
+    if arguments.command == "directory":
+        from .tools import directory
+
+        return directory.run(arguments.address, arguments.secret_file)
     if arguments.command == "stacks":
         from .tools import stacks
 

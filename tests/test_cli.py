@@ -36,7 +36,9 @@ def failing_doctor(monkeypatch: pytest.MonkeyPatch) -> Callable[[BaseException],
 def test_help_names_every_command() -> None:
     done = command("--help")
     assert done.returncode == 0
-    assert all(name in done.stdout for name in ("doctor", "bench", "demo", "worker", "stacks", "top", "debug"))
+    assert all(
+        name in done.stdout for name in ("doctor", "bench", "demo", "worker", "directory", "stacks", "top", "debug")
+    )
 
 
 def test_version_is_the_packages() -> None:

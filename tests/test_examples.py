@@ -49,6 +49,7 @@ EXAMPLES: list[tuple[str, list[str]]] = [
     ("notify", [f"row {row:2} is complete" for row in range(16)]),
     ("share_model", ["134 MB of weights"]),
     ("reshard_weights", ["generators have version 20; each read 37408 of 74784", "and they are the trainers' weights"]),
+    ("relay_weights", ["the mean reward rose from", "took 61 x 2320 bytes from the trainer for 61 versions"]),
     ("grow", ["3600000 of 4800000 bytes moved; every rank has its part: True"]),
 ]
 
@@ -73,7 +74,7 @@ def promised_by(program: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("page", "least", "errors"),
-    [("actors", 20, ""), ("sharding", 22, ONE_PROCESS), ("supervision", 8, r"(.*; restart \d of it.*\n)+")],
+    [("actors", 20, ""), ("sharding", 24, ONE_PROCESS), ("supervision", 8, r"(.*; restart \d of it.*\n)+")],
 )
 def test_a_document_prints_what_it_says(tmp_path: Path, page: str, least: int, errors: str) -> None:
     program = tmp_path / f"{page}.py"

@@ -140,7 +140,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "actor.shape": {"errors"},
     "actor.value_mesh": {"errors", "actor.shape"},
     "actor": {"errors", "config", "rdma", "supervision"},
-    "tools": {"errors", "config", "rdma", "actor", "supervision"},
+    "tools": {"errors", "config", "rdma", "actor", "supervision", "sharding"},
     "job": {"errors", "config", "actor"},
     "ft": {"errors", "config", "actor", "sharding", "collectives", "supervision", "rdma"},
 }

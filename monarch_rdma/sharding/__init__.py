@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         Shard,
         StridedShard,
     )
+    from .name_server import NameDirectory, NameServer
     from .plan import (
         Plan,
         PlanError,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
         picture,
         table,
     )
+    from .relay import Relay, RelayReport
     from .reshard import Report, Reshard
     from .sharded_tensor import ShardedTensor
     from .state_dict import Publication, Reader, fetch, publish
@@ -46,6 +48,8 @@ _MODULES = {
         "BlockCyclic Box BoxLayout GroupedShard Layout LayoutError Mesh Part Partial Replicate Shard StridedShard"
     ),
     "plan": "Plan PlanError Source TensorSpec Topology concatenate make_plan make_statistics picture table",
+    "name_server": "NameDirectory NameServer",
+    "relay": "Relay RelayReport",
     "reshard": "Report Reshard",
     "sharded_tensor": "ShardedTensor",
     "state_dict": "Publication Reader fetch publish",
@@ -60,12 +64,16 @@ __all__ = [
     "Layout",
     "LayoutError",
     "Mesh",
+    "NameDirectory",
+    "NameServer",
     "Part",
     "Partial",
     "Plan",
     "PlanError",
     "Publication",
     "Reader",
+    "Relay",
+    "RelayReport",
     "Replicate",
     "Report",
     "Reshard",

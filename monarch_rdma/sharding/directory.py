@@ -1,4 +1,4 @@
-"""Where readers find the offers of a name: a torch.distributed Store, or the engines of the ranks themselves."""
+"""Where readers find the offers of a name: a torch.distributed Store, a NameServer, or the ranks themselves."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any, Protocol
 from ..errors import ConfigError, TransferTimeout
 from ..rdma import Engine, default_engine, names
 from .deadline import Deadline, store_wait
+from .name_server import NameDirectory
 
 __all__ = ["Addresses", "Directory", "StoreDirectory", "directory_of"]
 
@@ -88,10 +89,18 @@ class Addresses:
 
 
 def directory_of(given: Any) -> Directory:
-    """A Store is wrapped; anything with `put` and `get` is one already. ConfigError for anything else."""
+    """A Store is wrapped, a string is the address of a NameServer, and anything with `put` and `get` is one already.
+
+    ConfigError for anything else.
+    """
+    if isinstance(given, str):
+        return NameDirectory(given)
     if hasattr(given, "put") and hasattr(given, "get"):
         directory: Directory = given
         return directory
     if hasattr(given, "set") and hasattr(given, "wait"):
         return StoreDirectory(given)
-    raise ConfigError(f"directory is a {type(given).__name__}, but must be a torch.distributed Store or a Directory")
+    raise ConfigError(
+        f"directory is a {type(given).__name__}, but must be a torch.distributed Store, "
+        "the address of a NameServer, or a Directory"
+    )
