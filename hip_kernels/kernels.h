@@ -63,7 +63,8 @@ typedef struct mr_boxes_args {
 int64_t mr_lay_boxes(const mr_boxes_args* args, uint32_t* tiles);
 
 typedef struct mr_pack_args {
-  const mr_gpu_box* boxes; /* from mr_lay_boxes, copied to device memory */
+  const mr_gpu_box* host_boxes; /* host memory, from mr_lay_boxes; read before the launch returns */
+  mr_gpu_box* boxes;            /* device memory for as many: they are copied here first, on the stream */
   uint32_t nboxes, tiles;
   uint32_t unpack; /* 0: parts to packed; 1: packed to parts */
   uint32_t cast;

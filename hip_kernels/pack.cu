@@ -155,6 +155,9 @@ __global__ void __launch_bounds__(kThreads) pack_cast(const mr_gpu_box* boxes, u
 extern "C" int mr_launch_pack(const mr_pack_args* args, void* stream) {
   if (args->tiles == 0) return cudaSuccess;
   const auto on = static_cast<cudaStream_t>(stream);
+  const size_t bytes = args->nboxes * sizeof(mr_gpu_box);
+  const cudaError_t copied = cudaMemcpyAsync(args->boxes, args->host_boxes, bytes, cudaMemcpyHostToDevice, on);
+  if (copied != cudaSuccess) return copied;
   if (args->cast) {
     mr::pack_cast<<<args->tiles, mr::kThreads, 0, on>>>(args->boxes, args->nboxes, args->unpack != 0);
   } else if (args->unpack) {
