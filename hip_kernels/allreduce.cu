@@ -55,13 +55,13 @@ __device__ __forceinline__ void for_share(uint64_t count, bool wide, Group group
 
 // Folds `count` elements of all ranks' data, `skip` elements into it, into `target`.
 template <typename Element>
-__device__ __forceinline__ void fold_slice(const mr_collective_args& args, uint64_t skip, uint64_t count, void* target) {
+__device__ __forceinline__ void fold_slice(const mr_collective_args& args, uint64_t skip, uint64_t count,
+                                           void* target) {
   using Storage = typename Element::Storage;
   const auto shard = [&](uint32_t rank) { return static_cast<const Storage*>(args.data[rank]) + skip; };
   const bool wide = aligned16(target) && skip % kVector<Element> == 0;
   for_share<kVector<Element>>(
-      count, wide,
-      [&](uint64_t at) { fold_group<Element, kVector<Element>>(args.op, args.ranks, shard, at, target); },
+      count, wide, [&](uint64_t at) { fold_group<Element, kVector<Element>>(args.op, args.ranks, shard, at, target); },
       [&](uint64_t at) { fold_group<Element, 1>(args.op, args.ranks, shard, at, target); });
 }
 

@@ -30,8 +30,8 @@ __device__ __forceinline__ uint64_t term(uint64_t word, uint64_t index) {
 }
 
 // A warp for each tile. `wide`: 16-byte accesses are aligned.
-__global__ void __launch_bounds__(kThreads) checksum(const mr_checksum_args args, uint64_t tiles_of_block, uint64_t tiles,
-                                                     bool wide) {
+__global__ void __launch_bounds__(kThreads)
+    checksum(const mr_checksum_args args, uint64_t tiles_of_block, uint64_t tiles, bool wide) {
   const uint64_t warps = all_threads() / warp_size();
   for (uint64_t tile = global_thread() / warp_size(); tile < tiles; tile += warps) {
     const uint64_t block = tile / tiles_of_block;

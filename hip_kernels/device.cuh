@@ -83,11 +83,13 @@ struct Aligned {
   static_assert(kBytes % 16 == 0 || kBytes == 1 || kBytes == 2 || kBytes == 4 || kBytes == 8, "a power of two");
   using Word = typename Aligned<(kBytes > 16 ? 16 : kBytes)>::Word;
 };
+// clang-format off
 template <> struct Aligned<1> { using Word = uint8_t; };
 template <> struct Aligned<2> { using Word = uint16_t; };
 template <> struct Aligned<4> { using Word = uint32_t; };
 template <> struct Aligned<8> { using Word = Word8; };
 template <> struct Aligned<16> { using Word = Word16; };
+// clang-format on
 
 template <typename T, int kCount>
 __device__ __forceinline__ void load(const void* at, T (&out)[kCount]) {
@@ -109,7 +111,9 @@ __device__ __forceinline__ void store(void* at, const T (&in)[kCount]) {
   for (int i = 0; i < kWords; ++i) static_cast<Word*>(at)[i] = words[i];
 }
 
-__host__ __device__ inline bool aligned16(const void* pointer) { return reinterpret_cast<uintptr_t>(pointer) % 16 == 0; }
+__host__ __device__ inline bool aligned16(const void* pointer) {
+  return reinterpret_cast<uintptr_t>(pointer) % 16 == 0;
+}
 
 // A product that is rounded before it is used, so that GPU and CPU have the same bits.
 __device__ __forceinline__ float rounded_product(float a, float b) {

@@ -28,16 +28,19 @@ __device__ __forceinline__ Value canonical(Value value) {
 // Calls use(Element<dtype>()); false for a number that is no dtype, or none of these.
 MR_CALLS_EITHER template <typename Use>
 __host__ __device__ __forceinline__ bool with_float(uint32_t dtype, Use use) {
+  // clang-format off
   switch (dtype) {
     case MR_F32: use(Element<MR_F32>()); return true;
     case MR_F16: use(Half()); return true;
     case MR_BF16: use(Element<MR_BF16>()); return true;
     default: return false;
   }
+  // clang-format on
 }
 
 MR_CALLS_EITHER template <typename Use>
 __host__ __device__ __forceinline__ bool with_any(uint32_t dtype, Use use) {
+  // clang-format off
   switch (dtype) {
     case MR_U8: use(Element<MR_U8>()); return true;
     case MR_I8: use(Element<MR_I8>()); return true;
@@ -52,6 +55,7 @@ __host__ __device__ __forceinline__ bool with_any(uint32_t dtype, Use use) {
     case MR_BOOL: use(Element<MR_BOOL>()); return true;
     default: return with_float(dtype, use);
   }
+  // clang-format on
 }
 
 }  // namespace mr

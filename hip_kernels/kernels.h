@@ -9,6 +9,7 @@
 
 #include <stdint.h>
 
+#pragma GCC visibility push(default)
 #if defined(__cplusplus)
 extern "C" {
 #endif
@@ -30,7 +31,8 @@ typedef struct mr_gpu_part {
   int64_t stride[MR_GPU_DIMS]; /* bytes */
 } mr_gpu_part;
 
-/* What one dimension of a box costs: `count` units, `stride` bytes apart; the rest divides by count without dividing. */
+/* What one dimension of a box costs: `count` units, `stride` bytes apart; the rest divides by count without dividing.
+ */
 typedef struct mr_gpu_dim {
   int64_t stride;
   uint32_t count, multiplier, shift, reserved;
@@ -140,4 +142,5 @@ int mr_launch_collective(const mr_collective_args* args, void* stream);
 #if defined(__cplusplus)
 }
 #endif
+#pragma GCC visibility pop
 #endif

@@ -1,5 +1,5 @@
-// The module monarch_rdma._kernels: torch.ops.monarch_rdma.* for tensors of a GPU (dispatch key CUDA, ROCm's too), on the
-// current stream. The ops' checks are those of csrc/ops, compiled once more for this module; here is what they run.
+// The module monarch_rdma._kernels: torch.ops.monarch_rdma.* for tensors of a GPU (dispatch key CUDA, ROCm's too), on
+// the current stream. The ops' checks are those of csrc/ops, compiled once more for this module; here is what they run.
 #define PY_SSIZE_T_CLEAN
 #include <Python.h>
 #include <torch/csrc/stable/accelerator.h>
@@ -114,8 +114,8 @@ void run_packing(const Packing& packing, bool unpack) {
 
 // The kernels take their shards' addresses along with their arguments.
 void check_few(size_t shards, const char* argument) {
-  STD_TORCH_CHECK(shards <= MR_GPU_SHARDS, argument, " must be at most ", int(MR_GPU_SHARDS),
-                  " tensors on a GPU, got ", shards);
+  STD_TORCH_CHECK(shards <= MR_GPU_SHARDS, argument, " must be at most ", int(MR_GPU_SHARDS), " tensors on a GPU, got ",
+                  shards);
 }
 
 const float* floats(const TensorBytes& bytes) { return reinterpret_cast<const float*>(bytes.base); }
@@ -232,6 +232,6 @@ void run_checksum(const TensorBytes& bytes, uint64_t block_bytes, const TensorBy
 
 }  // namespace mr::ops
 
-static PyModuleDef module = {PyModuleDef_HEAD_INIT, "_kernels", nullptr, -1, nullptr, nullptr, nullptr, nullptr,
-                             nullptr};
+static PyModuleDef module = {
+    PyModuleDef_HEAD_INIT, "_kernels", nullptr, -1, nullptr, nullptr, nullptr, nullptr, nullptr};
 PyMODINIT_FUNC PyInit__kernels() { return PyModule_Create(&module); }

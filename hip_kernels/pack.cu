@@ -1,7 +1,8 @@
-// pack and unpack: any number of strided boxes to and from one contiguous buffer, in one launch, with a cast on the way.
+// pack and unpack: any number of strided boxes to and from one contiguous buffer, in one launch, with a cast on the
+// way.
 //
-// A box is walked in units (1 to 16 bytes; with a cast, one or eight elements), a tile of them by each block of threads.
-// boxes.cc chose the units so that both sides are aligned to them.
+// A box is walked in units (1 to 16 bytes; with a cast, one or eight elements), a tile of them by each block of
+// threads. boxes.cc chose the units so that both sides are aligned to them.
 
 #include <cuda_runtime.h>
 
@@ -79,11 +80,16 @@ __global__ void __launch_bounds__(kThreads) pack_bytes(const mr_gpu_box* boxes, 
   const mr_gpu_box& box = find_box(boxes, nboxes, blockIdx.x);
   const uint32_t first = (blockIdx.x - box.first_tile) * kTile;
   switch (box.unit) {
-    case 16: return copy_tile<Word16, kUnpack>(box, first);
-    case 8: return copy_tile<Word8, kUnpack>(box, first);
-    case 4: return copy_tile<uint32_t, kUnpack>(box, first);
-    case 2: return copy_tile<uint16_t, kUnpack>(box, first);
-    default: return copy_tile<uint8_t, kUnpack>(box, first);
+    case 16:
+      return copy_tile<Word16, kUnpack>(box, first);
+    case 8:
+      return copy_tile<Word8, kUnpack>(box, first);
+    case 4:
+      return copy_tile<uint32_t, kUnpack>(box, first);
+    case 2:
+      return copy_tile<uint16_t, kUnpack>(box, first);
+    default:
+      return copy_tile<uint8_t, kUnpack>(box, first);
   }
 }
 

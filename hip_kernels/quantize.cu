@@ -25,6 +25,7 @@ struct Int8 {
 // Calls use(Quantum()) with the type of the quantised elements.
 MR_CALLS_EITHER template <typename Use>
 __host__ __device__ __forceinline__ bool with_quantum(uint32_t dtype, Use use) {
+  // clang-format off
   switch (dtype) {
     case MR_I8: use(Int8()); return true;
     case MR_E4M3FN: use(E4M3FN()); return true;
@@ -33,6 +34,7 @@ __host__ __device__ __forceinline__ bool with_quantum(uint32_t dtype, Use use) {
     case MR_E5M2FNUZ: use(E5M2FNUZ()); return true;
     default: return false;
   }
+  // clang-format on
 }
 
 // Elements from `at` on, one by one where fewer than a group are left or pointers are not aligned; the rest are 0.
@@ -106,8 +108,8 @@ struct Quantizer {
 
 // `team` neighbouring lanes (a power of two) for each block.
 template <typename Element>
-__global__ void __launch_bounds__(kThreads) quantize_narrow(const mr_quantize_args args, uint64_t blocks, int team,
-                                                            bool wide) {
+__global__ void __launch_bounds__(kThreads)
+    quantize_narrow(const mr_quantize_args args, uint64_t blocks, int team, bool wide) {
   const Quantizer<Element> quantizer{args, wide};
   const int member = int(threadIdx.x) % team;
   const uint64_t teams = all_threads() / team;
@@ -182,7 +184,9 @@ __global__ void __launch_bounds__(kThreads) dequantize(const mr_dequantize_args 
 }
 
 bool valid_block(uint64_t block) { return block > 0 && block % kGroup == 0; }
-bool valid_quantum(uint32_t dtype) { return with_quantum(dtype, [](auto) {}); }
+bool valid_quantum(uint32_t dtype) {
+  return with_quantum(dtype, [](auto) {});
+}
 
 // How many lanes a block takes; 0 for more than there may be.
 int team_for(uint64_t block) {

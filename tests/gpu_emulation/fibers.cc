@@ -40,7 +40,7 @@ struct Fiber {
   dim3 index;
   unsigned linear;
   State state = State::ready;
-  bool second = false;   // which of the slots the next shuffle uses
+  bool second = false;  // which of the slots the next shuffle uses
   uint64_t slot[2] = {};
   char* stack = take_stack();
   ucontext_t context = {};
@@ -106,7 +106,8 @@ class Turns {
       if (blocks_.size() > 1) std::shuffle(order.begin(), order.end(), random_);
       const bool all = blocks_.size() == 1 || ++round_ % 4 == 0;  // in most rounds some blocks do not get a turn
       for (size_t i = 0; i < (all ? order.size() : (order.size() + 1) / 2); ++i) turn(blocks_[order[i]]);
-      if (std::all_of(blocks_.begin(), blocks_.end(), [](Block& block) { return count(block, State::done) == size(block); })) {
+      if (std::all_of(blocks_.begin(), blocks_.end(),
+                      [](Block& block) { return count(block, State::done) == size(block); })) {
         return true;
       }
       if (progress_) waiting = 0;
@@ -117,7 +118,8 @@ class Turns {
  private:
   static size_t size(const Block& block) { return block.threads.size(); }
   static size_t count(const Block& block, State state) {
-    return size_t(std::count_if(block.threads.begin(), block.threads.end(), [&](auto& f) { return f->state == state; }));
+    return size_t(
+        std::count_if(block.threads.begin(), block.threads.end(), [&](auto& f) { return f->state == state; }));
   }
 
   void turn(Block& block) {

@@ -53,11 +53,13 @@ T* shared(const void* key, size_t count) {
 
 }  // namespace mr_emulation
 
+#pragma GCC visibility push(default)
 extern "C" {
 /* cffi: begin */
 void mr_emulation_set_wave(unsigned lanes);
 void mr_emulation_hold(void);
-int mr_emulation_run(uint64_t seed);     /* 0, or the runtime's error number */
-const char* mr_emulation_message(void);  /* what went wrong last */
+int mr_emulation_run(uint64_t seed);    /* 0, or the runtime's error number */
+const char* mr_emulation_message(void); /* what went wrong last */
 /* cffi: end */
 }
+#pragma GCC visibility pop

@@ -17,8 +17,8 @@
 #define __host__
 #define __forceinline__ inline __attribute__((always_inline))
 #define __launch_bounds__(...)
-#define MR_SHARED(type, name, count)    \
-  static const char name##_place = 0;   \
+#define MR_SHARED(type, name, count)  \
+  static const char name##_place = 0; \
   type* const name = mr_emulation::shared<type>(&name##_place, count)
 
 #define threadIdx (mr_emulation::here.thread)
