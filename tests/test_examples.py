@@ -74,7 +74,7 @@ def promised_by(program: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("page", "least", "errors"),
-    [("actors", 20, ""), ("sharding", 24, ONE_PROCESS), ("supervision", 8, r"(.*; restart \d of it.*\n)+")],
+    [("actors", 20, ""), ("sharding", 24, ONE_PROCESS), ("supervision", 20, r"(.*; restart \d of it.*\n)+")],
 )
 def test_a_document_prints_what_it_says(tmp_path: Path, page: str, least: int, errors: str) -> None:
     program = tmp_path / f"{page}.py"

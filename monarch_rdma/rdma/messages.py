@@ -11,6 +11,7 @@ message reaches it without a hop from thread to thread.
 from __future__ import annotations
 
 import os
+import re
 import threading
 import time
 from struct import Struct
@@ -20,12 +21,13 @@ from .._engine import ffi, lib
 from ..errors import ConfigError
 from .engine import Engine, raise_error, seconds
 
-__all__ = ["Inbox", "Incoming", "Stop", "send"]
+__all__ = ["Inbox", "Incoming", "Stop", "says_ended", "send"]
 
 # What was received: kind, sender's address, data. Kind 0 is a message. Any other is the notice that a watched peer is
 # lost: an enum mr_kind, as class_of_kind takes it; data is the sentence that says why, in UTF-8.
 Incoming = tuple[int, str, "bytes | memoryview"]
 
+_ENDED = re.compile(r"its process \(pid \d+\) has ended")
 _SLICE = 0.1  # seconds between looks for Ctrl-C while waiting
 _SMALL = 4096  # bytes up to which data is a copy of its own, that does not keep its batch
 _MAX_CACHED = 4096
@@ -223,6 +225,13 @@ def send(
             peer=address if isinstance(address, str) else address.decode(),
             size=data_length + body_length,
         )
+
+
+def says_ended(loss: str) -> bool:
+    """Whether the core's word on a lost process is that it has ended for sure, as the kernel of this host says; else it
+    may live, and cannot be reached.
+    """
+    return _ENDED.search(loss) is not None
 
 
 def _buffer(value: Any, argument: str) -> Any:
