@@ -28,7 +28,7 @@ from monarch_rdma.supervision.membership import (
 )
 
 PATIENT = MembershipOptions(join_window=0.1, timeout=60.0)  # only what is known to be dead departs soon
-QUICK = MembershipOptions(join_window=0.1, timeout=1.0)
+QUICK = MembershipOptions(join_window=0.1, timeout=2.0)
 
 
 class Replica(Actor):
@@ -44,11 +44,11 @@ class Replica(Actor):
         return self.membership.enter().get(LIMIT)
 
     @endpoint
-    def enter_one_of(self, size: int) -> Epoch:
-        """Goes along until it is in an epoch of that many."""
+    def enter_one_of(self, *pids: int) -> Epoch:
+        """Goes along until it is in an epoch of these processes."""
         while True:
             epoch = self.membership.enter().get(LIMIT).epoch
-            if len(epoch) == size:
+            if set(epoch.metadata) == set(pids):
                 return epoch
             self.wait_for(Asked)
 
@@ -100,7 +100,8 @@ Make = Callable[..., Coordination]
 
 def together(replicas: Any) -> Epoch:
     """The one epoch of all of them."""
-    epochs = list(replicas.enter_one_of.call(len(replicas)).get(LIMIT).values())
+    pids = replicas.pid.call().get(LIMIT).values()
+    epochs = list(replicas.enter_one_of.call(*pids).get(LIMIT).values())
     assert len({epoch.id for epoch in epochs}) == 1
     return epochs[0]  # type: ignore[no-any-return]
 
@@ -154,7 +155,6 @@ def test_kill_after_kill_everybody_agrees(client: HostMesh, faults: Faults, coor
             wait_until(lambda: victim.pid.call_living().get(LIMIT).values() not in ([None], [pid]), "not back")  # noqa: B023
             epoch = together(replicas)
             numbers.append(epoch.id)
-            assert sorted(epoch.metadata) == sorted(replicas.pid.call().get(LIMIT).values())
         assert numbers == sorted(set(numbers))
 
 
@@ -177,10 +177,10 @@ def test_who_may_live_is_waited_for_until_its_lease_is_over(procs: ProcMesh, coo
     replicas = procs.spawn("replicas", Replica, coordination(QUICK).id, 0.1)
     together(replicas)
     silent, other = replicas.slice(gpus=0), replicas.slice(gpus=1)
-    pid = silent.pid.call_one().get(LIMIT)
+    pid, other_pid = replicas.pid.call().get(LIMIT).values()
     os.kill(pid, signal.SIGSTOP)
     try:
-        alone = other.enter_one_of.call_one(1).get(LIMIT)
+        alone = other.enter_one_of.call_one(other_pid).get(LIMIT)
         assert "silent" in alone.departed[0].reason
     finally:
         os.kill(pid, signal.SIGCONT)
@@ -195,11 +195,13 @@ def test_leaving_giving_up_and_what_is_refused(procs: ProcMesh, coordination: Ma
     replicas = procs.spawn("replicas", Replica, where.id)
     first = together(replicas)
     replicas.slice(gpus=0).give_up.call_one().get(LIMIT)
+    replicas.slice(gpus=1).until.call_one(Lost).get(LIMIT)
     second = together(replicas)
     assert second.id > first.id and set(second.members) == set(first.members)
     replicas.slice(gpus=0).leave.call_one().get(LIMIT)
     assert isinstance(replicas.slice(gpus=0).until.call_one(Left).get(LIMIT), Left)
-    assert len(replicas.slice(gpus=1).enter_one_of.call_one(1).get(LIMIT)) == 1
+    rest = replicas.slice(gpus=1)
+    assert len(rest.enter_one_of.call_one(rest.pid.call_one().get(LIMIT)).get(LIMIT)) == 1
     error = replicas.slice(gpus=0).enter.call_one().exception(LIMIT)
     assert "it has left" in str(error)
     here = Membership(where.id, "replicas/1", incarnation=1)
