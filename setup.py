@@ -4,6 +4,7 @@
     bin/transport_bench  the stand-alone benchmark on the core
     _engine              the core's C face (csrc/engine.h) for Python, through cffi; abi3, no torch
     _C                   torch.ops.monarch_rdma, on torch's stable ABI; left out where there is no torch
+    _kernels             the same for tensors of a GPU, where torch is for ROCm or CUDA (build_backend/gpu_kernels.py)
 
 `python setup.py build_ext --inplace` builds in the source tree and repeats only what changed.
 """
@@ -15,7 +16,9 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 import sysconfig
+from functools import partial
 from importlib import metadata
 from pathlib import Path
 
@@ -23,9 +26,12 @@ from setuptools import Extension, __version__, setup
 from setuptools.command.build_ext import build_ext
 
 ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "build_backend"))
+import gpu_kernels  # noqa: E402
+
 CORE = ROOT / "build" / "core"
 TORCH_MINIMUM = (2, 10)
-STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-DTORCH_STABLE_ONLY", "-DPy_LIMITED_API=0x030A0000"]
+STABLE_ABI = ["-DTORCH_TARGET_VERSION=0x020a000000000000", "-DTORCH_STABLE_ONLY"]
 
 
 def say(piece: str, what: str) -> None:
@@ -90,7 +96,9 @@ def native_extension(name: str, sources: list[str], flags: list[str]) -> Extensi
 
 
 ENGINE = native_extension("monarch_rdma._engine", ["build/engine/_engine.c"], [])
-OPS = native_extension("monarch_rdma._C", in_tree("csrc/ops/*.cc"), ["-std=c++20", *STABLE_ABI])
+OPS = native_extension(
+    "monarch_rdma._C", in_tree("csrc/ops/*.cc"), ["-std=c++20", "-DPy_LIMITED_API=0x030A0000", *STABLE_ABI]
+)
 
 
 def generate_engine() -> None:
@@ -136,9 +144,11 @@ class BuildNative(build_ext):
             fcntl.flock(lock, fcntl.LOCK_EX)  # two builds of one tree wait for each other
             self.core = build_core()
             generate_engine()
-            if not find_torch():
+            if find_torch():
+                gpu_kernels.build(self, STABLE_ABI, partial(say, "_kernels"), partial(stop, "_kernels"))
+            else:
                 self.extensions.remove(OPS)
-            say("_kernels", "left out: this version has no GPU kernels")
+                say("_kernels", "left out: they are for tensors, and there is no torch")
             super().run()
 
     def build_extensions(self) -> None:

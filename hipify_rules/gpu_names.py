@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from . import headers
 from .compare import TYPES, Sides
 from .headers import Fact
-from .hipify import Translator, load_rules
+from .hipify import NAMES, Translator, load_rules
 
 ROOT = Path(__file__).parent.parent
 HEADER = ROOT / "hip_kernels" / "gpu_names.h"
@@ -192,6 +192,15 @@ def page(aliases: Mapping[str, Alias]) -> str:
     return "\n".join(rows)
 
 
+def names(aliases: Mapping[str, Alias]) -> dict[str, Any]:
+    """names.json, which hipify.py goes by: what has a counterpart, and what torch's tables give one that HIP lacks."""
+    cuda, hip = headers.load("cuda")[1], headers.load("hip")[1]
+    torchs = Translator({}).names
+    lacking = [name for name in cuda if name not in aliases and name in torchs and torchs[name] not in hip]
+    found = {alias.cuda: alias.hip for alias in aliases.values() if alias.cuda != alias.hip}
+    return {"custom_map": found, "no_counterpart": lacking}
+
+
 def load_differences() -> Any:
     """What is known to differ, and what to do about it, by group."""
     return json.loads(Path(__file__).with_name("differences.json").read_text())
@@ -205,6 +214,7 @@ def outputs() -> dict[Path, str]:
     files = {HEADER: header(aliases)}
     for name in ("cuda_runtime_api.h", "cuda_fp16.h", *headers.HEADERS["cuda"]):
         files[SPELLING / name] = f'// {GENERATED}\n#pragma once\n#include "../gpu_names.h"\n'
+    files[NAMES] = json.dumps(names(aliases), indent=0) + "\n"
     before, _, rest = PAGE.read_text().partition(MARK)
     files[PAGE] = before + MARK + "\n" + page(aliases) + MARK + rest.partition(MARK)[2]
     return files

@@ -131,7 +131,7 @@ def built_tree(tmp_path: Path) -> Path:
     """A copy of the sources to build in, so that this checkout's own build is not touched."""
     for name in ("setup.py", "pyproject.toml", "LICENSE"):
         shutil.copy(ROOT / name, tmp_path / name)
-    for name in ("csrc", "monarch_rdma"):
+    for name in ("build_backend", "csrc", "monarch_rdma"):
         shutil.copytree(ROOT / name, tmp_path / name, ignore=shutil.ignore_patterns("*.so", "bin", "__pycache__"))
     return tmp_path
 

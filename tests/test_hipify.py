@@ -201,7 +201,7 @@ def test_a_rules_file_of_another_form_is_refused(text: str, tmp_path: Path) -> N
 
 @functools.cache
 def translators() -> tuple[Translator, Translator]:
-    """One with torch's tables alone, one with the rules."""
+    """One with torch's tables alone, one with all that is known."""
     return Translator({}), Translator()
 
 
@@ -221,6 +221,16 @@ def test_each_rule_is_one_that_torchs_tables_need(cuda: str, hip: str) -> None:
     assert with_rules.translate(f" {cuda} ") == f" {hip} "
     assert without.translate(f" {cuda} ") != f" {hip} "
     assert not cuda_names(f"#include {hip}\n{hip}")
+
+
+def test_what_the_headers_say_goes_before_torchs_tables() -> None:
+    without, known = translators()
+    assert known.translate("cudaMemPrefetchAsync(p, n, to, 0, s)") == "hipMemPrefetchAsync_v2(p, n, to, 0, s)"
+    assert known.translate("cuGraphAddEmptyNode") == "hipGraphAddEmptyNode"
+    # torch's tables have names for these that are in none of HIP's headers.
+    for lacking in ("cuMemcpy", "CU_CTX_FLAGS_MASK", "cudaErrorTooManyPeers"):
+        assert without.translate(lacking) != lacking
+        assert cuda_names(known.translate(lacking)) == [(1, lacking)]
 
 
 # --- as a command -------------------------------------------------------------------------------------------------
