@@ -2,14 +2,11 @@
 #include "engine.h"
 
 #include <algorithm>
-#include <cmath>
-#include <new>
 #include <span>
 
 #include "base/json.h"
+#include "engine_face.h"
 #include "memory/device.h"
-#include "transport/lanes.h"
-#include "transport/node.h"
 #ifdef MR_VERBS
 #include "transport/verbs_describe.h"
 #endif
@@ -19,41 +16,6 @@ namespace {
 
 constexpr uint32_t kProtocolVersion = 1;
 const char kVersion[] = "0.1.0";
-
-void put_text(char* out, size_t capacity, const std::string& text) {
-  const size_t length = std::min(text.size(), capacity - 1);
-  std::memcpy(out, text.data(), length);
-  out[length] = 0;
-}
-
-int tell(const Status& status, mr_error* error) {
-  if (error != nullptr) {
-    error->kind = status.kind;
-    error->sys_errno = status.sys_errno;
-    put_text(error->message, sizeof error->message, status.text);
-  }
-  return status.kind;
-}
-
-// No exception crosses the C face.
-template <typename Body>
-int guarded(mr_error* error, Body&& body) {
-  try {
-    body();
-    return MR_OK;
-  } catch (const Error& failure) {
-    return tell(failure.status(), error);
-  } catch (const std::bad_alloc&) {
-    return tell(fail(MR_RESOURCE_EXHAUSTED, "out of memory"), error);
-  } catch (const std::exception& failure) {
-    return tell(fail(MR_CONFIG, failure.what()), error);
-  }
-}
-
-uint64_t copy_out(ByteView bytes, uint8_t* out, uint64_t capacity) {
-  if (out != nullptr) std::memcpy(out, bytes.data(), std::min<uint64_t>(bytes.size(), capacity));
-  return bytes.size();
-}
 
 const char* require(const char* text, const char* argument) {
   if (text == nullptr) throw Error(MR_CONFIG, std::string("argument ") + argument + " is NULL");
@@ -67,15 +29,48 @@ Address parse_address(const char* text) {
   return address;
 }
 
+// The memory of a region stays at least until the region is dropped.
+struct KeptUntilDrop : Grant {
+  KeptUntilDrop(std::shared_ptr<MemoryKeeper> keeper, const Region& region)
+      : keeper(std::move(keeper)), base(region.base), size(region.size) {
+    this->keeper->keep(base, size);
+  }
+  bool revoke() override {
+    keeper->forget(base, size);
+    return true;
+  }
+  const std::shared_ptr<MemoryKeeper> keeper;
+  const void* const base;
+  const uint64_t size;
+};
+
 }  // namespace
+
+RegionRef make_region(mr_engine& engine, void* address, uint64_t size, uint32_t access) {
+  engine.node->check_usable();
+  const RegionRef region = engine.node->regions().create(address, size, access);
+  if (engine.keeper) region->grant("kept", [&] { return std::make_shared<KeptUntilDrop>(engine.keeper, *region); });
+  return region;
+}
+
+RemoteRegion handle_of(Node& node, const Region& region) {
+  RemoteRegion handle;
+  handle.owner = node.self().name;
+  handle.incarnation = node.self().incarnation;
+  handle.address = node.address();
+  handle.name = {region.id, region.key};
+  handle.size = region.size;
+  handle.access = region.access;
+  handle.base = reinterpret_cast<uintptr_t>(region.base);
+  handle.slot = region.slot;
+  handle.shared_id = region.shared ? region.shared->id : 0;
+  handle.shared_offset = region.shared_offset;
+  return handle;
+}
+
 }  // namespace mr
 
 using namespace mr;
-
-struct mr_engine {
-  std::shared_ptr<Node> node;
-  std::shared_ptr<MemoryKeeper> keeper;
-};
 
 struct mr_region {
   std::shared_ptr<Node> node;
@@ -103,15 +98,6 @@ struct mr_stop {
 };
 
 namespace {
-
-void demand_number(double timeout) {
-  if (std::isnan(timeout)) throw Error(MR_CONFIG, "argument timeout is not a number");
-}
-
-Time deadline_of(Time now, double timeout) {
-  if (timeout < 0 || timeout >= 1e9) return Time::max();
-  return now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
-}
 
 OpRef make_op(Verb verb, double timeout) {
   demand_number(timeout);
@@ -169,25 +155,6 @@ void start_atomic(mr_remote* remote, Verb verb, uint64_t offset, uint64_t a, uin
   op->operand[1] = b;
   remote->node->submit(remote->peer, op);
   hand_out(op, out);
-}
-
-// The memory of a region stays at least until the region is dropped.
-struct KeptUntilDrop : Grant {
-  KeptUntilDrop(std::shared_ptr<MemoryKeeper> keeper, const Region& region)
-      : keeper(std::move(keeper)), base(region.base), size(region.size) {
-    this->keeper->keep(base, size);
-  }
-  bool revoke() override {
-    keeper->forget(base, size);
-    return true;
-  }
-  const std::shared_ptr<MemoryKeeper> keeper;
-  const void* const base;
-  const uint64_t size;
-};
-
-void keep_until_drop(const std::shared_ptr<MemoryKeeper>& keeper, const RegionRef& region) {
-  region->grant("kept", [&] { return std::make_shared<KeptUntilDrop>(keeper, *region); });
 }
 
 // An operation that needs no region: connect, watch, lookup.
@@ -270,11 +237,7 @@ int mr_shared_free(mr_engine* engine, void* address, mr_error* error) {
 
 int mr_region_create(mr_engine* engine, void* address, uint64_t size, uint32_t access, mr_region** region,
                      mr_error* error) {
-  return guarded(error, [&] {
-    engine->node->check_usable();
-    *region = new mr_region{engine->node, engine->node->regions().create(address, size, access)};
-    if (engine->keeper) keep_until_drop(engine->keeper, (*region)->region);
-  });
+  return guarded(error, [&] { *region = new mr_region{engine->node, make_region(*engine, address, size, access)}; });
 }
 
 int mr_memory_keep(mr_engine* engine, const void* address, uint64_t size, mr_error* error) {
@@ -289,19 +252,7 @@ void mr_memory_forget(mr_engine* engine, const void* address, uint64_t size) {
 }
 
 uint64_t mr_region_descriptor(mr_region* region, uint8_t* out, uint64_t capacity) {
-  const Region& ours = *region->region;
-  RemoteRegion handle;
-  handle.owner = region->node->self().name;
-  handle.incarnation = region->node->self().incarnation;
-  handle.address = region->node->address();
-  handle.name = {ours.id, ours.key};
-  handle.size = ours.size;
-  handle.access = ours.access;
-  handle.base = reinterpret_cast<uintptr_t>(ours.base);
-  handle.slot = ours.slot;
-  handle.shared_id = ours.shared ? ours.shared->id : 0;
-  handle.shared_offset = ours.shared_offset;
-  return copy_out(handle.encode(), out, capacity);
+  return copy_out(handle_of(*region->node, *region->region).encode(), out, capacity);
 }
 
 uint64_t mr_region_id(mr_region* region) { return region->region->id; }

@@ -305,6 +305,73 @@ int mr_inbox_take(mr_inbox* inbox, double timeout, mr_stop* stop, uint32_t backg
 /* Gives the turn back, if this thread has it. put_back != 0: the batch was not read; the next one takes it again. */
 void mr_inbox_done(mr_inbox* inbox, uint32_t put_back);
 
+/* Groups: engines with the ranks 0 to size-1 that call the same collectives in the same order, from any thread, one at
+ * a time, and send each other messages. Members on one host do so in memory that all of them map, others by one-sided
+ * writes. When a member is lost, or gives up, everything that is pending in the group ends on all of them with an error
+ * that names its rank, and so does all that is called later. */
+typedef struct mr_group mr_group;
+
+enum mr_collective_kind {
+  MR_BARRIER = 0,
+  MR_BROADCAST = 1,      /* inputs[0] of root to outputs[0] of all others */
+  MR_ALL_REDUCE = 2,     /* over inputs[0] of all, to outputs[0] of all, which may be the same memory */
+  MR_REDUCE = 3,         /* the same, to outputs[0] of root alone */
+  MR_REDUCE_SCATTER = 4, /* over inputs[r] of all, to outputs[0] of rank r, which may be its inputs[r] */
+  MR_ALL_GATHER = 5,     /* inputs[0] of rank r to outputs[r] of all, which may be the same memory there */
+  MR_GATHER = 6,         /* inputs[0] of rank r to outputs[r] of root */
+  MR_SCATTER = 7,        /* inputs[r] of root to outputs[0] of rank r */
+  MR_ALL_TO_ALL = 8      /* inputs[r] of rank s to outputs[s] of rank r */
+};
+/* In the order of ranks, always; floating types in fp32 (fp64 in fp64). See csrc/kernels/kernels.h. */
+enum mr_reduction { MR_SUM = 0, MR_AVG = 1, MR_MIN = 2, MR_MAX = 3, MR_PRODUCT = 4 };
+
+typedef struct {
+  uint32_t rank, size;
+  uint64_t step_bytes;    /* that a member stages at a time; the same on all members, as the next one */
+  uint64_t message_bytes; /* of a part of a message */
+  uint32_t spin;          /* times that a waiter looks before it sleeps */
+} mr_group_options;
+
+/* One collective. Sizes are bytes; where one is not said to be free by the kind, all members have the same. */
+typedef struct {
+  uint32_t kind;      /* enum mr_collective_kind */
+  uint32_t dtype;     /* enum mr_dtype of csrc/kernels/float_formats.h; used by those that reduce */
+  uint32_t reduction; /* enum mr_reduction */
+  uint32_t root;
+  uint32_t num_inputs, num_outputs;
+  const void* const* inputs;
+  const uint64_t* input_bytes;
+  void* const* outputs;
+  const uint64_t* output_bytes;
+} mr_collective;
+
+int mr_group_create(mr_engine* engine, const mr_group_options* options, mr_group** group, mr_error* error);
+/* The bytes that the other members join with. Returns the length; copies at most `capacity`. */
+uint64_t mr_group_descriptor(mr_group* group, uint8_t* out, uint64_t capacity);
+/* Meets the other members, given all descriptors in the order of ranks: returns when all have met us. */
+int mr_group_join(mr_group* group, const uint8_t* const* descriptors, const uint64_t* lengths, double timeout,
+                  mr_error* error);
+/* Carries it out. Bad arguments (MR_CONFIG) change nothing; with any other error the group has failed. */
+int mr_group_run(mr_group* group, const mr_collective* collective, double timeout, mr_error* error);
+/* Messages, by tag: between two members those with one tag arrive in order. Sending returns when the bytes may be
+ * changed. MR_TRANSFER_TIMEOUT: nothing was sent, or taken. */
+int mr_group_send(mr_group* group, uint32_t to, int64_t tag, const void* data, uint64_t bytes, double timeout,
+                  mr_error* error);
+/* From rank `from`, or from anybody (-1): *sender says from whom. MR_OUT_OF_BOUNDS where the message has another size;
+ * it is gone then. */
+int mr_group_receive(mr_group* group, int64_t from, int64_t tag, void* data, uint64_t bytes, double timeout,
+                     uint32_t* sender, mr_error* error);
+/* Makes the group fail, on all members. */
+int mr_group_abort(mr_group* group, const char* reason, mr_error* error);
+/* MR_OK, or the kind of what made it fail; then *rank (may be NULL) is the member named by it. */
+int mr_group_failure(mr_group* group, int64_t* rank, mr_error* error);
+/* 1 where this member is lost, as far as we know. */
+int mr_group_is_lost(mr_group* group, uint32_t rank);
+/* What is pending ends with MR_CANCELLED. The others lose a member. */
+void mr_group_close(mr_group* group);
+/* Frees the handle, when nothing is pending any more. */
+void mr_group_free(mr_group* group);
+
 /* Counters since creation, as a JSON object (operations by lane, bytes, retries, peers, regions, loop wake-ups). */
 uint64_t mr_engine_counters(mr_engine* engine, char* out, uint64_t capacity);
 

@@ -52,12 +52,21 @@ Region::Region(uint64_t id, Key key, uint8_t* base, uint64_t size, uint32_t acce
       shared_offset(shared_offset) {}
 
 void Region::notify(uint64_t value) {
-  std::lock_guard guard(lock_);
+  std::unique_lock guard(lock_);
+  if (const auto on_notify = on_notify_) {
+    guard.unlock();
+    return on_notify(value);
+  }
   if (notifications_.size() >= kMaxNotifications)
     throw Error(MR_RESOURCE_EXHAUSTED, std::to_string(kMaxNotifications) + " notifications of " + region_text(id) +
                                            " are unread; its owner must take some");
   notifications_.push_back(value);
   arrived_.notify_one();
+}
+
+void Region::set_on_notify(std::function<void(uint64_t)> on_notify) {
+  std::lock_guard guard(lock_);
+  on_notify_ = std::move(on_notify);
 }
 
 int Region::next_notification(double timeout, uint64_t* value) {

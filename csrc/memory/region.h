@@ -99,6 +99,8 @@ class Region {
   void notify(uint64_t value);
   int next_notification(double timeout, uint64_t* value);  // 1, 0, or -MR_ACCESS_DENIED once dropped and empty
   void wake_waiters();
+  // From now on they are handed to this instead, on the loop: it must not wait. Null: as before.
+  void set_on_notify(std::function<void(uint64_t)> on_notify);
 
   // A lane's grant, by name, made by the first who asks; null once the region is dropped.
   std::shared_ptr<Grant> grant(const char* lane, const std::function<std::shared_ptr<Grant>()>& make);
@@ -112,6 +114,7 @@ class Region {
   std::mutex lock_;
   std::condition_variable arrived_;
   std::deque<uint64_t> notifications_;
+  std::function<void(uint64_t)> on_notify_;
   std::map<std::string, std::shared_ptr<Grant>> grants_;
 };
 using RegionRef = std::shared_ptr<Region>;

@@ -3,6 +3,7 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -65,6 +66,8 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
   std::weak_ptr<mr::Peer> peer;
   bool admitted = false;  // known to the peer's loop side
   std::string peer_name;  // where there is no remote region to tell it
+  // Called once, by whoever ends it, perhaps on the loop: must not wait.
+  std::function<void(const mr::Status&)> on_end;
 
   // Owned by whoever has the operation at the time (the peer on its loop, or one link).
   std::shared_ptr<mr::Link> link;

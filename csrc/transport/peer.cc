@@ -157,6 +157,10 @@ void Peer::dispatch_on_loop(const OpRef& op) {
     case Verb::read:
     case Verb::write:
     case Verb::map:
+      if (op->has_notify && op->bytes() == 0) {  // no lane has anything to carry
+        op->lane = state_ == State::self ? "local" : "control";
+        return notify_on_loop(op);
+      }
       return next_link_on_loop(op);
     case Verb::fetch_add:
     case Verb::compare_and_swap:
@@ -496,7 +500,11 @@ void Peer::send_on_loop(uint16_t type, Bytes payload, const Fd* pass_fd) {
 }
 
 void Peer::broadcast_on_loop(uint16_t type, const Bytes& payload) {
-  if (state_ == State::up) send_on_loop(type, payload, nullptr);
+  const auto now = links();
+  const auto knows = [type](const Lane& lane) {
+    return lane.first_frame != 0 && type >= lane.first_frame && type < lane.first_frame + kFramesPerLane;
+  };
+  if (state_ == State::up && std::any_of(now->begin(), now->end(), knows)) send_on_loop(type, payload, nullptr);
 }
 
 void Peer::settle_on_loop(uint64_t request_id, Reply reply) {

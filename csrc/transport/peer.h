@@ -70,7 +70,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   bool put_fault_on_loop(const Fault& fault);  // false: not connected to another process
   bool touches(uint64_t region_id);
   bool resting() const { return resting_.load(); }              // not connected, and nothing pending: may be forgotten
-  void broadcast_on_loop(uint16_t type, const Bytes& payload);  // to a peer that is up; else nothing
+  void broadcast_on_loop(uint16_t type, const Bytes& payload);  // of a lane, to a peer that is up and has it
   DataDoor::Session session_on_loop(uint64_t session_id);
   const Address& address() const { return address_; }
   std::string lane_name(const RemoteRegion& remote);  // any thread; "" while not connected

@@ -11,6 +11,7 @@ namespace tcp {
 namespace {
 
 constexpr size_t kMaxGreetings = 256;
+constexpr int kMaxChecks = 8;          // for its session: a quarter of a second in all
 constexpr uint8_t kTlsHandshake = 22;  // the first byte of every TLS connection; of ours without TLS it is an M
 
 class Door;
@@ -24,13 +25,14 @@ class Greeting final : public Loop::Watcher, public std::enable_shared_from_this
   void close();
 
  private:
-  enum class Step { look, secure, listen };
+  enum class Step { look, secure, listen, await_session };
 
   void on_event(uint32_t events) override;
   bool step();  // false: waits for the socket
   bool look();
   bool wait_for(Tls::Want want);
   void check_hello();
+  void check_again();
 
   Door& door_;
   Fd socket_;                     // until its first byte has told
@@ -38,7 +40,8 @@ class Greeting final : public Loop::Watcher, public std::enable_shared_from_this
   const int fd_;
   Step step_ = Step::look;
   uint32_t watched_ = 0;
-  Loop::TimerId deadline_{};
+  Loop::TimerId deadline_{}, again_{};
+  int num_checks_ = 0;
   bool open_ = false;
   Hello hello_;
   size_t have_ = 0;
@@ -90,6 +93,7 @@ void Greeting::close() {
   if (!std::exchange(open_, false)) return;
   door_.loop.unwatch_on_loop(fd_);
   door_.loop.cancel_on_loop(deadline_);
+  door_.loop.cancel_on_loop(again_);
   stream_.reset();
   socket_.reset();
 }
@@ -128,6 +132,7 @@ bool Greeting::look() {
 }
 
 bool Greeting::step() {
+  if (step_ == Step::await_session) return false;
   if (step_ == Step::look) return look();
   if (step_ == Step::secure) {
     const auto io = stream_->handshake();
@@ -144,10 +149,26 @@ bool Greeting::step() {
   return true;
 }
 
+// The last proof of a control stream and the first data socket come over different connections: the session may be up
+// in a moment.
+void Greeting::check_again() {
+  step_ = Step::await_session;
+  again_ = door_.loop.at_on_loop(after(0.001 * (1 << num_checks_++)), [weak = weak_from_this()] {
+    const auto self = weak.lock();
+    if (!self || !self->open_) return;
+    try {
+      self->check_hello();
+    } catch (const Error&) {
+      self->door_.show_out(self);
+    }
+  });
+}
+
 void Greeting::check_hello() {
   if (hello_.magic != kMagic || hello_.version != kVersion) throw Error(MR_PROTOCOL, "no hello of a data socket");
   const DataDoor::Session session = door_.find(hello_.session);
   auto* const link = dynamic_cast<TcpLink*>(session.link.get());
+  if (link == nullptr && num_checks_ < kMaxChecks) return check_again();
   if (link == nullptr) throw Error(MR_AUTHENTICATION, "no such session");
   const Digest binding = stream_->binding(kBindingLabel);
   if (!equal_constant_time(hello_.proof, client_proof(session.key, hello_, binding)))

@@ -1,0 +1,25 @@
+#include "patterns.h"
+
+namespace mr {
+
+void all_gather(Group& group, const Call& call) {
+  const uint64_t* const sizes = call.what.output_bytes;
+  const uint64_t ours = sizes[group.rank()], largest = *std::max_element(sizes, sizes + group.size());
+  const Windows windows{room_for_one(group)};
+  Flow flow;
+  for (uint32_t each = 0; each < group.size(); ++each) flow.total += sizes[each];
+  flow.piece_bytes = windows.window;
+  flow.num_steps = windows.steps(largest);
+  flow.stage = [&](uint64_t step, uint32_t, uint8_t* piece) {
+    const uint64_t length = windows.length(ours, step);
+    copy(piece, input(call, 0) + windows.at(step), length);
+    copy(output(call, group.rank()) + windows.at(step), input(call, 0) + windows.at(step), length);
+    return length;
+  };
+  flow.take = [&](uint64_t step, uint32_t from, const uint8_t* piece, uint64_t) {
+    copy(output(call, from) + windows.at(step), piece, windows.length(sizes[from], step));
+  };
+  run_flow(group, call, flow);
+}
+
+}  // namespace mr

@@ -1,0 +1,71 @@
+#include "patterns.h"
+
+namespace mr {
+namespace {
+
+// Up to this many bytes from all members together each reads all of them: one round. Beyond, each reduces its part and
+// reads the others' results: two rounds, but fewer bytes.
+constexpr uint64_t kOneRoundBytes = 32 << 10;
+
+void in_one_round(Group& group, const Call& call, uint64_t bytes) {
+  Flow flow;
+  flow.total = bytes;
+  flow.piece_bytes = room_for_one(group);
+  flow.stage = [&](uint64_t, uint32_t, uint8_t* piece) {
+    copy(piece, input(call, 0), bytes);
+    return bytes;
+  };
+  flow.take_all = [&](uint64_t, Pieces& pieces) {
+    pieces[group.rank()] = input(call, 0);
+    reduce_shards(call, pieces, output(call, 0), bytes);
+  };
+  run_flow(group, call, flow);
+}
+
+// Who reduces what of a step: rank r has [at(r), at(r) + length(r)) of its bytes.
+struct Parts {
+  uint64_t bytes, part;
+
+  Parts(uint64_t bytes, uint64_t size) : bytes(bytes), part((bytes + size * 64 - 1) / (size * 64) * 64) {}
+  uint64_t at(uint64_t rank) const { return std::min(bytes, rank * part); }
+  uint64_t length(uint64_t rank) const { return at(rank + 1) - at(rank); }
+};
+
+void in_two_rounds(Group& group, const Call& call, uint64_t bytes) {
+  const uint32_t size = group.size(), rank = group.rank();
+  const Windows windows{room_by_rank(group) * size};
+  const auto parts = [&](uint64_t step) { return Parts(windows.length(bytes, step), size); };
+  Flow flow;
+  flow.total = bytes;
+  flow.by_rank = true;
+  flow.piece_bytes = room_by_rank(group);
+  flow.num_steps = windows.steps(bytes);
+  flow.stage = [&](uint64_t step, uint32_t to, uint8_t* piece) {
+    const Parts of = parts(step);
+    copy(piece, input(call, 0) + windows.at(step) + of.at(to), of.length(to));
+    return of.length(to);
+  };
+  flow.combine = [&](uint64_t step, Pieces& pieces, uint8_t* out) {
+    const Parts of = parts(step);
+    const uint64_t at = windows.at(step) + of.at(rank);
+    pieces[rank] = input(call, 0) + at;
+    reduce_shards(call, pieces, out, of.length(rank));
+    copy(output(call, 0) + at, out, of.length(rank));
+    return of.length(rank);
+  };
+  flow.take = [&](uint64_t step, uint32_t from, const uint8_t* piece, uint64_t length) {
+    copy(output(call, 0) + windows.at(step) + parts(step).at(from), piece, length);
+  };
+  run_flow(group, call, flow);
+}
+
+}  // namespace
+
+void all_reduce(Group& group, const Call& call) {
+  const uint64_t bytes = call.what.input_bytes[0];
+  if (bytes == 0) return barrier(group, call);
+  if (bytes * group.size() <= kOneRoundBytes && bytes <= room_for_one(group)) return in_one_round(group, call, bytes);
+  in_two_rounds(group, call, bytes);
+}
+
+}  // namespace mr

@@ -1,0 +1,25 @@
+#include "patterns.h"
+
+namespace mr {
+
+void broadcast(Group& group, const Call& call) {
+  const bool is_root = call.what.root == group.rank();
+  const uint64_t bytes = is_root ? call.what.input_bytes[0] : call.what.output_bytes[0];
+  const Windows windows{room_for_one(group)};
+  Flow flow;
+  flow.total = bytes;
+  flow.giver = call.what.root;
+  flow.piece_bytes = windows.window;
+  flow.num_steps = windows.steps(bytes);
+  flow.stage = [&](uint64_t step, uint32_t, uint8_t* piece) {
+    const uint64_t length = windows.length(bytes, step);
+    copy(piece, input(call, 0) + windows.at(step), length);
+    return length;
+  };
+  flow.take = [&](uint64_t step, uint32_t, const uint8_t* piece, uint64_t length) {
+    copy(output(call, 0) + windows.at(step), piece, length);
+  };
+  run_flow(group, call, flow);
+}
+
+}  // namespace mr

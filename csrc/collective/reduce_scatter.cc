@@ -1,0 +1,29 @@
+#include "patterns.h"
+
+namespace mr {
+
+void reduce_scatter(Group& group, const Call& call) {
+  const uint32_t rank = group.rank();
+  const uint64_t* const sizes = call.what.input_bytes;
+  const uint64_t largest = *std::max_element(sizes, sizes + group.size());
+  const Windows windows{room_by_rank(group)};
+  Flow flow;
+  for (uint32_t each = 0; each < group.size(); ++each) flow.total += sizes[each];
+  flow.by_rank = true;
+  flow.piece_bytes = windows.window;
+  flow.num_steps = windows.steps(largest);
+  flow.stage = [&](uint64_t step, uint32_t to, uint8_t* piece) {
+    const uint64_t length = windows.length(sizes[to], step);
+    copy(piece, input(call, to) + windows.at(step), length);
+    return length;
+  };
+  flow.take_all = [&](uint64_t step, Pieces& pieces) {
+    const uint64_t length = windows.length(sizes[rank], step);
+    if (length == 0) return;
+    pieces[rank] = input(call, rank) + windows.at(step);
+    reduce_shards(call, pieces, output(call, 0) + windows.at(step), length);
+  };
+  run_flow(group, call, flow);
+}
+
+}  // namespace mr

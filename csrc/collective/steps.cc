@@ -1,0 +1,181 @@
+#include "steps.h"
+
+#include <algorithm>
+
+namespace mr {
+namespace {
+
+const char* const kNames[] = {"barrier",    "broadcast", "all_reduce", "reduce",    "reduce_scatter",
+                              "all_gather", "gather",    "scatter",    "all_to_all"};
+
+std::string describe(uint64_t number, uint64_t total) {
+  const uint64_t kind = number & 0xff;
+  if (kind >= std::size(kNames)) return "something else";
+  return std::string(kNames[kind]) + " of " + std::to_string(total) + " bytes (dtype " +
+         std::to_string(number >> 8 & 0xff) + ", reduction " + std::to_string(number >> 16 & 0xff) + ", root " +
+         std::to_string(number >> 32) + ")";
+}
+
+class Run {
+ public:
+  Run(Group& group, const Call& call, const Flow& flow)
+      : group_(group), flow_(flow), call_(call.number()), deadline_(call.deadline), first_(group.next_step) {
+    for (uint32_t i = 1; i < group.size(); ++i) others_.push_back(&group.member((group.rank() + i) % group.size()));
+  }
+
+  void run() {
+    const uint64_t steps = flow_.num_steps, lag = flow_.combine ? 2 : 1;
+    for (uint64_t i = 0; i < steps + lag; ++i) {
+      if (i < steps && gives()) stage(i);
+      if (flow_.combine && i >= 1 && i - 1 < steps) combine(i - 1);
+      if (i >= lag) take(i - lag);
+    }
+    group_.next_step = first_ + steps;
+  }
+
+ private:
+  uint64_t step(uint64_t i) const { return first_ + i; }
+  uint64_t stride() const { return sizeof(PieceHead) + flow_.piece_bytes; }
+  bool gives() const { return flow_.giver < 0 || flow_.giver == group_.rank(); }
+  bool gives_to(const Member& to) const { return flow_.taker < 0 || flow_.taker == to.rank; }
+  bool takes_from(const Member& from) const {
+    return (flow_.giver < 0 || flow_.giver == from.rank) && (flow_.taker < 0 || flow_.taker == group_.rank());
+  }
+
+  PieceHead* piece(const Arena& arena, uint64_t i, uint64_t index) const {
+    return reinterpret_cast<PieceHead*>(arena.slot(step(i)) + index * stride());
+  }
+  static uint8_t* data(PieceHead* head) { return reinterpret_cast<uint8_t*>(head + 1); }
+
+  void await_room(uint64_t i) {
+    const uint64_t now = step(i);
+    for (Member* member : others_) {
+      if (member->direct && now >= kStagedSteps)
+        group_.await(*member, deadline_, [&] {
+          if (member->taken + kStagedSteps > now) return true;
+          member->taken = member->arena.head->taken.load();
+          return member->taken + kStagedSteps > now;
+        });
+    }
+    auto& leaving = group_.leaving[now % kStagedSteps];
+    for (const OpRef& op : leaving) group_.await(*others_.front(), deadline_, [&] { return op->done(); });
+    leaving.clear();
+  }
+
+  void send(Member& to, Traffic traffic, uint64_t i, PieceHead* head) {
+    const uint64_t number = to.sent[traffic]++;
+    if (number >= kChannelSlots)
+      group_.await(to, deadline_, [&] { return to.consumed[traffic].load() + kChannelSlots > number; });
+    const auto* bytes = reinterpret_cast<const uint8_t*>(head);
+    group_.leaving[step(i) % kStagedSteps].push_back(
+        group_.write_piece(to, traffic, number, bytes, sizeof *head + head->bytes, group_.memory()));
+  }
+
+  void stage(uint64_t i) {
+    await_room(i);
+    const auto fill = [&](uint64_t index, uint32_t to) {
+      PieceHead* const head = piece(group_.arena(), i, index);
+      *head = {call_, flow_.total, flow_.stage(i, to, data(head)), step(i)};
+      return head;
+    };
+    PieceHead* head = flow_.by_rank ? nullptr : fill(0, 0);
+    if (flow_.by_rank)
+      for (Member* member : others_)
+        if (gives_to(*member)) fill(member->rank, member->rank);
+    group_.publish(group_.head().staged, step(i) + 1);
+    for (Member* member : others_)
+      if (!member->direct && gives_to(*member))
+        send(*member, kStaged, i, flow_.by_rank ? piece(group_.arena(), i, member->rank) : head);
+  }
+
+  // What a member has staged for us, or combined, once it is there.
+  const PieceHead* await_piece(Member& from, Traffic traffic, uint64_t i) {
+    if (!from.direct) {
+      const uint64_t number = from.received[traffic]++;
+      const auto& arrived = group_.arena().channel(from.rank, traffic).arrived[number % kChannelSlots];
+      group_.await(from, deadline_, [&] { return arrived.load() == number + 1; });
+      return checked(from, reinterpret_cast<PieceHead*>(group_.arena().channel_slot(from.rank, traffic, number)), i);
+    }
+    uint64_t& seen = traffic == kStaged ? from.staged : from.combined;
+    group_.await(from, deadline_, [&] {
+      if (seen > step(i)) return true;
+      seen = (traffic == kStaged ? from.arena.head->staged : from.arena.head->combined).load();
+      return seen > step(i);
+    });
+    const uint64_t index = traffic == kCombined ? from.rank : flow_.by_rank ? group_.rank() : 0;
+    return checked(from, piece(from.arena, i, index), i);
+  }
+
+  // Members that call different things would take one another's bytes for what they are not.
+  const PieceHead* checked(const Member& from, const PieceHead* head, uint64_t i) {
+    if (head->call == call_ && head->total == flow_.total && head->number == step(i) &&
+        head->bytes <= flow_.piece_bytes)
+      return head;
+    group_.fail(from.rank, MR_CONFIG,
+                "it calls " + describe(head->call, head->total) + ", rank " + std::to_string(group_.rank()) +
+                    " calls " + describe(call_, flow_.total));
+    throw Error(group_.failure());
+  }
+
+  Pieces await_all(uint64_t i) {
+    Pieces pieces(group_.size(), nullptr);
+    for (Member* member : others_)
+      if (takes_from(*member)) pieces[member->rank] = bytes_of(await_piece(*member, kStaged, i));
+    return pieces;
+  }
+  static const uint8_t* bytes_of(const PieceHead* head) { return reinterpret_cast<const uint8_t*>(head + 1); }
+
+  void combine(uint64_t i) {
+    Pieces pieces = await_all(i);
+    PieceHead* const head = piece(group_.arena(), i, group_.rank());
+    *head = {call_, flow_.total, flow_.combine(i, pieces, data(head)), step(i)};
+    group_.publish(group_.head().combined, step(i) + 1);
+    for (Member* member : others_)
+      if (!member->direct) send(*member, kCombined, i, head);
+  }
+
+  void take(uint64_t i) {
+    if (flow_.take_all) {
+      if (flow_.taker < 0 || flow_.taker == group_.rank()) {
+        Pieces pieces = await_all(i);
+        flow_.take_all(i, pieces);
+      }
+    } else {
+      for (Member* member : others_) {
+        if (!takes_from(*member)) continue;
+        const PieceHead* const head = await_piece(*member, flow_.combine ? kCombined : kStaged, i);
+        flow_.take(i, member->rank, bytes_of(head), head->bytes);
+      }
+    }
+    for (Member* member : others_)
+      if (!member->direct && takes_from(*member))
+        for (const Traffic traffic : {kStaged, kCombined})
+          if (traffic == kStaged || flow_.combine) group_.tell_consumed(*member, traffic, member->received[traffic]);
+    group_.publish(group_.head().taken, step(i) + 1);
+  }
+
+  Group& group_;
+  const Flow& flow_;
+  const uint64_t call_;
+  const Time deadline_;
+  const uint64_t first_;
+  std::vector<Member*> others_;
+};
+
+}  // namespace
+
+uint64_t Call::number() const {
+  return what.kind | uint64_t{what.dtype} << 8 | uint64_t{what.reduction} << 16 | uint64_t{what.root} << 32;
+}
+
+std::string Call::text() const { return kNames[what.kind]; }
+
+uint64_t room_for_one(const Group& group) { return (group.arena().geometry.slot_bytes - sizeof(PieceHead)) / 64 * 64; }
+
+uint64_t room_by_rank(const Group& group) {
+  return (group.arena().geometry.slot_bytes / group.size() - sizeof(PieceHead)) / 64 * 64;
+}
+
+void run_flow(Group& group, const Call& call, const Flow& flow) { Run(group, call, flow).run(); }
+
+}  // namespace mr

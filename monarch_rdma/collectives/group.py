@@ -1,0 +1,248 @@
+"""A group of processes, and its collectives on tensors (and whatever else has contiguous memory)."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from .. import config
+from ..errors import ConfigError, PeerLost
+from ..rdma import group as core
+from ..rdma.engine import Engine, default_engine, seconds
+from ..rdma.memory import memory_of, note_written
+from .meeting import MemberLost, digest, meet
+
+__all__ = ["DTYPES", "Group", "default_timeout"]
+
+# Numbers of enum mr_dtype, by torch's names.
+DTYPES = {
+    "uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float32": 5, "float64": 6, "float16": 7, "bfloat16": 8,
+    "float8_e4m3fn": 9, "float8_e5m2": 10, "float8_e4m3fnuz": 11, "float8_e5m2fnuz": 12, "bool": 13,
+}  # fmt: skip
+
+
+def default_timeout() -> float:
+    return float(config.get("collective_timeout"))
+
+
+class Group:
+    """Processes with ranks 0 to size-1 that call the same collectives in the same order, and send each other messages.
+
+    Calls wait. `timeout` is in seconds; None takes option collective_timeout. Sums are made in the order of ranks, in
+    fp32 (fp64 for fp64), on whatever way the bytes go: the same arguments give the same bits.
+
+    When a member is lost, stops, or does not come before a deadline, everything pending ends on all members with one
+    error that names its rank (PeerLost, TransferTimeout), and so does every later call: `shrink` makes a new group.
+    """
+
+    def __init__(self, engine: Engine, handle: core.CoreGroup, members: Sequence[str], name: str) -> None:
+        self.engine = engine
+        self.core = handle
+        self.members = tuple(members)  # addresses of their engines, by rank
+        self.name = name
+        self.rank, self.size = handle.rank, handle.size
+        self._running = threading.Lock()
+
+    @classmethod
+    def form(
+        cls,
+        members: Sequence[str],
+        *,
+        name: str | None = None,
+        engine: Engine | None = None,
+        timeout: float | None = None,
+    ) -> Group:
+        """The group of the engines at these addresses, whose order gives the ranks. All members call it alike.
+
+        `name`: where the same engines form several groups at a time. Raises PeerLost, TransferTimeout (naming who did
+        not come), ConfigError.
+        """
+        engine = engine or default_engine()
+        members = list(members)
+        if engine.address not in members:
+            raise ConfigError(f"members does not have this engine's address, {engine.address}")
+        if len(set(members)) != len(members):
+            raise ConfigError("members has an address twice")
+        name = digest(members) if name is None else name
+        limit = _limit(timeout)
+        handle = meet(engine, members, name, limit if limit >= 0 else float("inf"))
+        return cls(engine, handle, members, name)
+
+    # --- collectives
+
+    def all_reduce(self, tensor: Any, *, op: str = "sum", timeout: float | None = None) -> None:
+        """Every member's `tensor` becomes the reduction over all of them: op is sum, avg, min, max or product."""
+        memory, dtype = self._memory(tensor, "tensor", writes=True)
+        self._run(core.ALL_REDUCE, [memory], [memory], dtype=dtype, op=op, timeout=timeout, written=[tensor])
+
+    def reduce(self, tensor: Any, root: int, *, op: str = "sum", timeout: float | None = None) -> None:
+        """The same, on member `root` alone."""
+        memory, dtype = self._memory(tensor, "tensor", writes=self.rank == root)
+        outputs = [memory] if self.rank == root else []
+        written = [tensor] if outputs else []
+        self._run(core.REDUCE, [memory], outputs, root=root, dtype=dtype, op=op, timeout=timeout, written=written)
+
+    def reduce_scatter(
+        self, output: Any, inputs: Sequence[Any], *, op: str = "sum", timeout: float | None = None
+    ) -> None:
+        """`output` becomes the reduction over all members' inputs[rank]. Sizes may differ from rank to rank."""
+        to, dtype = self._memory(output, "output", writes=True)
+        blocks = [self._memory(each, f"inputs[{i}]")[0] for i, each in enumerate(inputs)]
+        self._run(core.REDUCE_SCATTER, blocks, [to], dtype=dtype, op=op, timeout=timeout, written=[output])
+
+    def all_gather(self, outputs: Sequence[Any], tensor: Any, *, timeout: float | None = None) -> None:
+        """outputs[r] becomes rank r's `tensor`, on all members. Sizes may differ from rank to rank."""
+        blocks = [self._memory(each, f"outputs[{i}]", writes=True)[0] for i, each in enumerate(outputs)]
+        self._run(core.ALL_GATHER, [self._memory(tensor, "tensor")[0]], blocks, timeout=timeout, written=outputs)
+
+    def broadcast(self, tensor: Any, root: int, *, timeout: float | None = None) -> None:
+        """Every member's `tensor` becomes that of member `root`."""
+        is_root = self.rank == root
+        block = self._memory(tensor, "tensor", writes=not is_root)[0]
+        inputs, outputs = ([block], []) if is_root else ([], [block])
+        self._run(core.BROADCAST, inputs, outputs, root=root, timeout=timeout, written=[] if is_root else [tensor])
+
+    def gather(self, outputs: Sequence[Any] | None, tensor: Any, root: int, *, timeout: float | None = None) -> None:
+        """On member `root`, outputs[r] becomes rank r's `tensor`; the others give None for outputs."""
+        given = outputs or []
+        blocks = [self._memory(each, f"outputs[{i}]", writes=True)[0] for i, each in enumerate(given)]
+        block = self._memory(tensor, "tensor")[0]
+        self._run(core.GATHER, [block], blocks, root=root, timeout=timeout, written=given)
+
+    def scatter(self, output: Any, inputs: Sequence[Any] | None, root: int, *, timeout: float | None = None) -> None:
+        """`output` of rank r becomes inputs[r] of member `root`; the others give None for inputs."""
+        blocks = [self._memory(each, f"inputs[{i}]")[0] for i, each in enumerate(inputs or [])]
+        to = self._memory(output, "output", writes=True)[0]
+        self._run(core.SCATTER, blocks, [to], root=root, timeout=timeout, written=[output])
+
+    def all_to_all(self, outputs: Sequence[Any], inputs: Sequence[Any], *, timeout: float | None = None) -> None:
+        """outputs[s] of rank r becomes inputs[r] of rank s. All sizes may differ."""
+        to = [self._memory(each, f"outputs[{i}]", writes=True)[0] for i, each in enumerate(outputs)]
+        blocks = [self._memory(each, f"inputs[{i}]")[0] for i, each in enumerate(inputs)]
+        self._run(core.ALL_TO_ALL, blocks, to, timeout=timeout, written=outputs)
+
+    def barrier(self, *, timeout: float | None = None) -> None:
+        """Returns when all members have called it."""
+        self._run(core.BARRIER, [], [], timeout=timeout)
+
+    # --- messages
+
+    def send(self, tensor: Any, to: int, *, tag: int = 0, timeout: float | None = None) -> None:
+        """To rank `to`, which receives it by its tag. Returns when `tensor` may be changed, perhaps before that.
+
+        TransferTimeout: nothing was sent.
+        """
+        self.core.send(to, tag, self._memory(tensor, "tensor")[0], _limit(timeout))
+
+    def receive(self, tensor: Any, sender: int | None = None, *, tag: int = 0, timeout: float | None = None) -> int:
+        """The next message with this tag from rank `sender` (None: from anybody) into `tensor`; returns its sender.
+
+        OutOfBounds where it has another size: it is gone then. TransferTimeout: none came.
+        """
+        block = self._memory(tensor, "tensor", writes=True)[0]
+        came_from = self.core.receive(-1 if sender is None else sender, tag, block, _limit(timeout))
+        _note_written(tensor)
+        return came_from
+
+    # --- failure
+
+    @property
+    def failed_rank(self) -> int | None:
+        """The member because of which the group has failed; None where it has not."""
+        return self.core.failed_rank
+
+    def abort(self, reason: str = "abort() was called") -> None:
+        """Ends everything pending, on all members, with Cancelled; the group has failed then."""
+        self.core.abort(reason)
+
+    def shrink(self, *, timeout: float | None = None) -> Group:
+        """A new group of those members that are not lost, with ranks in the old order. All of them call it.
+
+        Members that are lost meanwhile are left out as well. This group has failed, and is closed. Raises
+        TransferTimeout naming a member that did not come, PeerLost where the others count this one as lost.
+        """
+        limit = _limit(timeout)
+        deadline = time.monotonic() + limit if limit >= 0 else float("inf")
+        self.abort("the group shrinks")
+        lost = {rank for rank in range(self.size) if self.core.is_lost(rank)}
+        if isinstance(self.core.failure, PeerLost) and self.failed_rank is not None:
+            lost.add(self.failed_rank)
+        if self.rank in lost:
+            raise PeerLost(f"shrink: the others count rank {self.rank}, this one, as lost", operation="shrink")
+        alive = [rank for rank in range(self.size) if rank not in lost]
+        while True:
+            members = [self.members[rank] for rank in alive]
+            name = f"{self.name}/{self.size}"
+            try:
+                handle = meet(self.engine, members, name, deadline - time.monotonic())
+            except MemberLost as error:
+                del alive[error.rank]
+                continue
+            self.close()
+            return Group(self.engine, handle, members, name)
+
+    def grow(self, newcomers: Sequence[str], *, timeout: float | None = None) -> Group:
+        """A new group of these members and the engines at the addresses of `newcomers`, which get the ranks after.
+
+        The newcomers call `Group.form([*group.members, *newcomers])`. This group stays as it is. Raises as `form`.
+        """
+        return Group.form([*self.members, *newcomers], engine=self.engine, timeout=timeout)
+
+    def close(self) -> None:
+        """Lets go of the group: the other members lose this one."""
+        self.core.close()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"<Group {self.name}: rank {self.rank} of {self.size}>"
+
+    # --- inside
+
+    def _run(
+        self,
+        kind: int,
+        inputs: Sequence[core.Block],
+        outputs: Sequence[core.Block],
+        *,
+        root: int = 0,
+        dtype: int = 0,
+        op: str = "sum",
+        timeout: float | None,
+        written: Sequence[Any] = (),
+    ) -> None:
+        if op not in core.REDUCTIONS:
+            raise ConfigError(f"op is {op!r}, but must be one of {', '.join(core.REDUCTIONS)}")
+        if not 0 <= root < self.size:
+            raise ConfigError(f"root is {root}, but the group has ranks 0 to {self.size - 1}")
+        reduction, limit = core.REDUCTIONS[op], _limit(timeout)
+        with self._running:
+            self.core.run(kind, inputs, outputs, root=root, dtype=dtype, reduction=reduction, timeout=limit)
+        for each in written:
+            _note_written(each)
+
+    def _memory(self, what: Any, argument: str, *, writes: bool = False) -> tuple[core.Block, int]:
+        """The address and size of contiguous memory, and the number of its dtype (255: none that can be reduced)."""
+        memory = memory_of(what, argument)
+        if not memory.view.is_contiguous:
+            raise ConfigError(f"{argument} is not contiguous: pass {argument}.contiguous()")
+        if writes and not memory.writable:
+            raise ConfigError(f"{argument} is read-only, but is written to")
+        return (memory.address, memory.view.nbytes), DTYPES.get(memory.view.dtype, 255)
+
+
+def _note_written(what: Any) -> None:
+    torch: Any = sys.modules.get("torch")
+    if torch is not None and isinstance(what, torch.Tensor):
+        note_written(what)
+
+
+def _limit(timeout: float | None) -> float:
+    return default_timeout() if timeout is None else seconds(timeout)

@@ -1,0 +1,162 @@
+"""Groups of the core: members with ranks call the same collectives in the same order, and send each other messages.
+
+For `monarch_rdma.collectives`, which says what the memory means. All calls wait, without the GIL.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from .. import config
+from .._engine import ffi, lib
+from ..errors import ConfigError, class_of_kind
+from .engine import Engine, raise_error, scratch, seconds
+
+__all__ = [
+    "ALL_GATHER",
+    "ALL_REDUCE",
+    "ALL_TO_ALL",
+    "BARRIER",
+    "BROADCAST",
+    "GATHER",
+    "REDUCE",
+    "REDUCE_SCATTER",
+    "REDUCTIONS",
+    "SCATTER",
+    "Block",
+    "CoreGroup",
+]
+
+BARRIER, BROADCAST = lib.MR_BARRIER, lib.MR_BROADCAST
+ALL_REDUCE, REDUCE, REDUCE_SCATTER = lib.MR_ALL_REDUCE, lib.MR_REDUCE, lib.MR_REDUCE_SCATTER
+ALL_GATHER, GATHER, SCATTER, ALL_TO_ALL = lib.MR_ALL_GATHER, lib.MR_GATHER, lib.MR_SCATTER, lib.MR_ALL_TO_ALL
+REDUCTIONS = {"sum": lib.MR_SUM, "avg": lib.MR_AVG, "min": lib.MR_MIN, "max": lib.MR_MAX, "product": lib.MR_PRODUCT}
+_NAMES = {
+    BARRIER: "barrier", BROADCAST: "broadcast", ALL_REDUCE: "all_reduce", REDUCE: "reduce",
+    REDUCE_SCATTER: "reduce_scatter", ALL_GATHER: "all_gather", GATHER: "gather", SCATTER: "scatter",
+    ALL_TO_ALL: "all_to_all",
+}  # fmt: skip
+_SPIN = 2000  # looks, about 20 to 50 us, where every member has a processor
+
+Block = tuple[int, int]  # address and size of contiguous memory that the caller keeps
+
+
+class CoreGroup:
+    """One member's end of a group. Collectives: one at a time, from any thread; messages: from any thread."""
+
+    def __init__(self, engine: Engine, rank: int, size: int) -> None:
+        self.engine = engine
+        self.rank, self.size = rank, size
+        self.names: list[str] = []
+        options = ffi.new("mr_group_options *")
+        options.rank, options.size = rank, size
+        options.step_bytes = config.get("collective_step_bytes")
+        options.message_bytes = config.get("collective_message_bytes")
+        options.spin = _SPIN if size <= len(os.sched_getaffinity(0)) else 0
+        out, error = ffi.new("mr_group **"), scratch.error
+        if kind := lib.mr_group_create(engine.handle, options, out, error):
+            raise_error(error, kind, operation="create")
+        self._handle = ffi.gc(out[0], _release)
+        self._call = ffi.new("mr_collective *")
+        # Addresses as integers: to make a pointer of each would take longer than a small collective.
+        cells = ["uintptr_t[]", "uint64_t[]", "uintptr_t[]", "uint64_t[]"]
+        self._cells = [ffi.new(cell, size) for cell in cells]
+        inputs, input_bytes, outputs, output_bytes = self._cells
+        self._call.inputs, self._call.input_bytes = ffi.cast("void **", inputs), input_bytes
+        self._call.outputs, self._call.output_bytes = ffi.cast("void **", outputs), output_bytes
+
+    @property
+    def descriptor(self) -> bytes:
+        """What the other members need to join."""
+        length = lib.mr_group_descriptor(self._handle, ffi.NULL, 0)
+        out = ffi.new("uint8_t[]", length)
+        lib.mr_group_descriptor(self._handle, out, length)
+        return bytes(ffi.buffer(out))
+
+    def join(self, descriptors: Sequence[bytes], names: Sequence[str], timeout: float | None) -> None:
+        """Meets the others, given all descriptors by rank. `names` are for messages."""
+        self.names = list(names)
+        if len(descriptors) != self.size:
+            raise ConfigError(f"descriptors has {len(descriptors)} entries for a group of {self.size} members")
+        kept = [ffi.from_buffer("uint8_t[]", descriptor) for descriptor in descriptors]
+        lengths = ffi.new("uint64_t[]", [len(each) for each in descriptors])
+        error = scratch.error
+        if kind := lib.mr_group_join(self._handle, ffi.new("uint8_t *[]", kept), lengths, seconds(timeout), error):
+            self._raise(error, kind, "join")
+
+    def run(
+        self,
+        kind: int,
+        inputs: Sequence[Block] = (),
+        outputs: Sequence[Block] = (),
+        *,
+        root: int = 0,
+        dtype: int = 0,
+        reduction: int = 0,
+        timeout: float = -1.0,
+    ) -> None:
+        """One collective; `timeout` in seconds, negative: none. One thread at a time."""
+        call = self._call
+        call.kind, call.root, call.dtype, call.reduction = kind, root, dtype, reduction
+        call.num_inputs, call.num_outputs = len(inputs), len(outputs)
+        addresses, sizes, to, to_sizes = self._cells
+        if len(inputs) > self.size or len(outputs) > self.size:
+            raise ConfigError(f"{len(inputs)} inputs and {len(outputs)} outputs for a group of {self.size} members")
+        for i, (address, size) in enumerate(inputs):
+            addresses[i], sizes[i] = address, size
+        for i, (address, size) in enumerate(outputs):
+            to[i], to_sizes[i] = address, size
+        error = scratch.error
+        if failed := lib.mr_group_run(self._handle, call, timeout, error):
+            self._raise(error, failed, _NAMES[kind])
+
+    def send(self, to: int, tag: int, block: Block, timeout: float = -1.0) -> None:
+        error = scratch.error
+        address = ffi.cast("void *", block[0])
+        if kind := lib.mr_group_send(self._handle, to, tag, address, block[1], timeout, error):
+            self._raise(error, kind, "send", block[1])
+
+    def receive(self, sender: int, tag: int, block: Block, timeout: float = -1.0) -> int:
+        """From rank `sender`, or from anybody (-1). Returns whose message it was."""
+        error, came_from = scratch.error, ffi.new("uint32_t *")
+        address = ffi.cast("void *", block[0])
+        if kind := lib.mr_group_receive(self._handle, sender, tag, address, block[1], timeout, came_from, error):
+            self._raise(error, kind, "receive", block[1])
+        return int(came_from[0])
+
+    def abort(self, reason: str) -> None:
+        """Makes the group fail on all members."""
+        lib.mr_group_abort(self._handle, reason.encode(), ffi.NULL)
+
+    @property
+    def failed_rank(self) -> int | None:
+        """Whose fault it is that the group has failed; None where it has not."""
+        rank = ffi.new("int64_t *")
+        return int(rank[0]) if lib.mr_group_failure(self._handle, rank, ffi.NULL) else None
+
+    @property
+    def failure(self) -> Exception | None:
+        """What every call raises now, where the group has failed."""
+        error = ffi.new("mr_error *")
+        kind = lib.mr_group_failure(self._handle, ffi.NULL, error)
+        return class_of_kind(kind)(ffi.string(error.message).decode("utf-8", "replace")) if kind else None
+
+    def is_lost(self, rank: int) -> bool:
+        return bool(lib.mr_group_is_lost(self._handle, rank))
+
+    def close(self) -> None:
+        """Ends what is pending with Cancelled. The others lose a member."""
+        if not self.engine.is_forked:
+            lib.mr_group_close(self._handle)
+
+    def _raise(self, error: Any, kind: int, operation: str, size: int | None = None) -> None:
+        rank = self.failed_rank
+        name = self.names[rank] if rank is not None and rank < len(self.names) else None
+        raise_error(error, kind, operation=operation, peer=name, size=size)
+
+
+def _release(handle: Any) -> None:
+    lib.mr_group_close(handle)
+    lib.mr_group_free(handle)

@@ -1,0 +1,117 @@
+"""What members of groups run in tests: collectives beside what they must give, worked out by one process."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import torch
+
+from monarch_rdma import errors
+from monarch_rdma.collectives import Group
+
+__all__ = ["DTYPES", "OPS", "Group", "attempt", "check", "errors", "hammer", "time", "torch"]
+
+FLOATS = (
+    torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
+    torch.float8_e4m3fnuz, torch.float8_e5m2fnuz,
+)  # fmt: skip
+INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+DTYPES = (*FLOATS, *INTEGERS, torch.bool)
+OPS = ("sum", "avg", "min", "max", "product")
+
+
+def is_defined(op: str, dtype: torch.dtype) -> bool:
+    if dtype is torch.bool:
+        return op in ("min", "max")
+    return op != "avg" or dtype in FLOATS
+
+
+def values(dtype: torch.dtype, count: int, seed: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    if dtype in FLOATS:
+        return torch.randn(count, generator=generator).to(dtype)
+    return torch.randint(0, 2 if dtype is torch.bool else 100, (count,), generator=generator).to(dtype)
+
+
+def reduced(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
+    """In the order of ranks, in fp32 for small floats: what docs/collectives.md promises."""
+    dtype = tensors[0].dtype
+    wide = torch.float32 if dtype in FLOATS and dtype is not torch.float64 else dtype
+    out = tensors[0].to(wide)
+    for tensor in tensors[1:]:
+        other = tensor.to(wide)
+        if op in ("sum", "avg"):
+            out = out + other
+        elif op == "product":
+            out = out * other
+        elif wide is torch.bool:
+            out = out & other if op == "min" else out | other
+        else:
+            out = torch.minimum(out, other) if op == "min" else torch.maximum(out, other)
+    return (out / len(tensors) if op == "avg" else out).to(dtype)
+
+
+def same(a: torch.Tensor, b: torch.Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a.view(torch.uint8), b.view(torch.uint8)))
+
+
+def check(group: Group, dtype: torch.dtype, count: int, op: str, seed: int, root: int) -> None:
+    """Every collective once, on tensors of about `count` elements."""
+    rank, size = group.rank, group.size
+    everyone = [values(dtype, count, seed * 100 + each) for each in range(size)]
+    mine = everyone[rank].clone()
+    if is_defined(op, dtype):
+        out = mine.clone()
+        group.all_reduce(out, op=op)
+        assert same(out, reduced(everyone, op)), "all_reduce"
+        out = mine.clone()
+        group.reduce(out, root, op=op)
+        assert same(out, reduced(everyone, op) if rank == root else mine), "reduce"
+        shards = [values(dtype, count + 3 * each, seed * 100 + rank) for each in range(size)]
+        shard = torch.empty(count + 3 * rank, dtype=dtype)
+        group.reduce_scatter(shard, shards, op=op)
+        expected = reduced([values(dtype, count + 3 * rank, seed * 100 + each) for each in range(size)], op)
+        assert same(shard, expected), "reduce_scatter"
+    out = mine.clone()
+    group.broadcast(out, root)
+    assert same(out, everyone[root]), "broadcast"
+    uneven = [torch.empty(count + each, dtype=dtype) for each in range(size)]
+    group.all_gather(uneven, values(dtype, count + rank, seed + rank))
+    assert all(same(uneven[each], values(dtype, count + each, seed + each)) for each in range(size)), "all_gather"
+    gathered = [torch.empty_like(mine) for _ in range(size)] if rank == root else None
+    group.gather(gathered, mine, root)
+    assert gathered is None or all(map(same, gathered, everyone)), "gather"
+    out = torch.empty_like(mine)
+    group.scatter(out, everyone if rank == root else None, root)
+    assert same(out, everyone[rank]), "scatter"
+    given = [values(dtype, count + rank + 2 * each, seed + rank * size + each) for each in range(size)]
+    got = [torch.empty(count + each + 2 * rank, dtype=dtype) for each in range(size)]
+    group.all_to_all(got, given)
+    for each in range(size):
+        assert same(got[each], values(dtype, count + each + 2 * rank, seed + each * size + rank)), "all_to_all"
+    group.barrier()
+
+
+def attempt(call: Any) -> tuple[str, str, float]:
+    """What class of failure it ends with, its message, and after how long."""
+    begin = time.monotonic()
+    try:
+        call()
+    except errors.RdmaError as error:
+        return type(error).__name__, str(error), time.monotonic() - begin
+    return "", "", time.monotonic() - begin
+
+
+def hammer(group: Group, seed: int) -> tuple[str, str, int | None]:
+    """Checked collectives of all kinds, until the group fails: how it did, and because of which rank."""
+    draw = random.Random(seed)  # the same on all members
+    while True:
+        dtype = draw.choice(DTYPES)
+        op = draw.choice(OPS)
+        count = draw.choice((1, 17, 1000, 70_000, 400_000))
+        try:
+            check(group, dtype, count, op, draw.randrange(1000), draw.randrange(group.size))
+        except errors.RdmaError as error:
+            return type(error).__name__, str(error), group.failed_rank

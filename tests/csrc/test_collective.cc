@@ -1,0 +1,304 @@
+// Collectives and messages between engines of one process: in memory that they share, and over sockets.
+#include <atomic>
+#include <chrono>
+#include <numeric>
+
+#include "check.h"
+#include "group_side.h"
+
+namespace {
+
+constexpr uint32_t kI32 = 3, kF32 = 5;  // enum mr_dtype
+
+void over_tcp(mr_options& options) { options.lanes = "tcp"; }
+void (*const kWays[])(mr_options&) = {nullptr, over_tcp};
+
+using Ints = std::vector<int32_t>;
+GroupMember::Memory memory(Ints& ints) { return {ints.data(), ints.size() * sizeof(int32_t)}; }
+
+int32_t value(uint32_t rank, size_t index) { return static_cast<int32_t>(rank * 1000003 + index * 7919 % 65521); }
+Ints numbers(uint32_t rank, size_t count, size_t from = 0) {
+  Ints out(count);
+  for (size_t i = 0; i < count; ++i) out[i] = value(rank, from + i);
+  return out;
+}
+void demand(int kind, const GroupMember& member) {
+  if (kind != MR_OK) throw std::runtime_error(member.error.message);
+}
+
+// Around the sizes at which steps and parts begin; 64 bytes are 16 numbers.
+const size_t kCounts[] = {0, 1, 15, 16, 17, 63, 64, 65, 257, 5000};
+
+void check_all(GroupOf& group, uint32_t size, size_t count) {
+  group.each([&](GroupMember& member) {
+    const uint32_t rank = member.rank, root = size - 1;
+    Ints sum(count), mine = numbers(rank, count);
+    for (size_t i = 0; i < count; ++i)
+      for (uint32_t each = 0; each < size; ++each)
+        sum[i] = static_cast<int32_t>(static_cast<uint32_t>(sum[i]) + static_cast<uint32_t>(value(each, i)));
+
+    demand(member.run(MR_BARRIER, {}, {}), member);
+    Ints out = mine;
+    demand(member.run(MR_ALL_REDUCE, {memory(out)}, {memory(out)}, 0, kI32, MR_SUM), member);
+    CHECK(out == sum);
+
+    Ints reduced(count);
+    std::vector<GroupMember::Memory> to_root;
+    if (rank == root) to_root.push_back(memory(reduced));
+    demand(member.run(MR_REDUCE, {memory(mine)}, to_root, root, kI32, MR_SUM), member);
+    if (rank == root) CHECK(reduced == sum);
+
+    Ints copy = numbers(0, count);
+    rank == 0 ? demand(member.run(MR_BROADCAST, {memory(copy)}, {}), member)
+              : (copy.assign(count, 0), demand(member.run(MR_BROADCAST, {}, {memory(copy)}), member));
+    CHECK(copy == numbers(0, count));
+
+    // Uneven: rank r gives count + r numbers.
+    Ints given = numbers(rank, count + rank);
+    std::vector<Ints> gathered;
+    std::vector<GroupMember::Memory> into;
+    for (uint32_t each = 0; each < size; ++each) gathered.emplace_back(count + each);
+    for (Ints& each : gathered) into.push_back(memory(each));
+    demand(member.run(MR_ALL_GATHER, {memory(given)}, into), member);
+    for (uint32_t each = 0; each < size; ++each) CHECK(gathered[each] == numbers(each, count + each));
+
+    std::vector<Ints> collected(size, Ints(count));
+    into.clear();
+    for (Ints& each : collected)
+      if (rank == root) into.push_back(memory(each));
+    demand(member.run(MR_GATHER, {memory(mine)}, into, root), member);
+    for (uint32_t each = 0; rank == root && each < size; ++each) CHECK(collected[each] == numbers(each, count));
+
+    std::vector<Ints> dealt;
+    std::vector<GroupMember::Memory> from;
+    for (uint32_t each = 0; each < size; ++each) dealt.push_back(numbers(each + 10, count));
+    for (Ints& each : dealt)
+      if (rank == root) from.push_back(memory(each));
+    Ints got(count);
+    demand(member.run(MR_SCATTER, from, {memory(got)}, root), member);
+    CHECK(got == numbers(rank + 10, count));
+
+    // Rank s has count + s + 2r numbers for rank r: in all_to_all, and the same for all givers in reduce_scatter.
+    std::vector<Ints> sent, received;
+    std::vector<GroupMember::Memory> all_in, all_out;
+    for (uint32_t each = 0; each < size; ++each) {
+      sent.push_back(numbers(rank * size + each, count + rank + 2 * each));
+      received.emplace_back(count + each + 2 * rank);
+    }
+    for (Ints& each : sent) all_in.push_back(memory(each));
+    for (Ints& each : received) all_out.push_back(memory(each));
+    demand(member.run(MR_ALL_TO_ALL, all_in, all_out), member);
+    for (uint32_t each = 0; each < size; ++each)
+      CHECK(received[each] == numbers(each * size + rank, count + each + 2 * rank));
+
+    std::vector<Ints> shards;
+    all_in.clear();
+    for (uint32_t each = 0; each < size; ++each) shards.push_back(numbers(rank, count + 3 * each));
+    for (Ints& each : shards) all_in.push_back(memory(each));
+    Ints shard(count + 3 * rank), expected(shard.size());
+    for (size_t i = 0; i < expected.size(); ++i) {
+      expected[i] = value(0, i);
+      for (uint32_t each = 1; each < size; ++each) expected[i] = std::max(expected[i], value(each, i));
+    }
+    demand(member.run(MR_REDUCE_SCATTER, all_in, {memory(shard)}, 0, kI32, MR_MAX), member);
+    CHECK(shard == expected);
+  });
+}
+
+void check_sizes(uint32_t size, uint64_t step_bytes) {
+  for (const auto way : kWays) {
+    GroupOf group(size, step_bytes, way);
+    for (const size_t count : kCounts) check_all(group, size, count);
+  }
+}
+
+TEST(one_member) { check_sizes(1, 256); }
+TEST(two_members_small_steps) { check_sizes(2, 64); }
+TEST(two_members) { check_sizes(2, 4096); }
+TEST(three_members) { check_sizes(3, 192); }
+TEST(four_members) { check_sizes(4, 1024); }
+
+// The sum of floats depends on its order: all members have the same, whichever way the bytes go.
+TEST(sums_are_made_in_the_order_of_ranks) {
+  const size_t count = 3001;
+  const auto part = [](uint32_t rank, size_t i) { return 1.0f / static_cast<float>(rank * 977 + i + 1); };
+  std::vector<float> expected(count);
+  for (size_t i = 0; i < count; ++i) expected[i] = ((part(0, i) + part(1, i)) + part(2, i)) / 3;
+  for (const auto way : kWays) {
+    GroupOf group(3, 512, way);
+    group.each([&](GroupMember& member) {
+      std::vector<float> out(count);
+      for (size_t i = 0; i < count; ++i) out[i] = part(member.rank, i);
+      const GroupMember::Memory all{out.data(), count * sizeof(float)};
+      demand(member.run(MR_ALL_REDUCE, {all}, {all}, 0, kF32, MR_AVG), member);
+      CHECK(out == expected);
+    });
+  }
+}
+
+TEST(messages_by_tag) {
+  for (const auto way : kWays) {
+    GroupOf group(3, 64, way);
+    group.each([](GroupMember& member) {
+      if (member.rank == 0) {
+        for (uint8_t tag = 0; tag < 3; ++tag) demand(member.send(1, tag, std::vector<uint8_t>(tag * 500, tag)), member);
+        demand(member.send(2, 7, {1, 2, 3}), member);
+      } else if (member.rank == 1) {
+        for (uint8_t tag : {2, 0, 1}) {
+          std::vector<uint8_t> data(tag * 500, 99);
+          demand(member.receive(0, tag, data), member);
+          CHECK(data == std::vector<uint8_t>(tag * 500, tag));
+        }
+        demand(member.send(2, 7, {4, 5, 6}), member);
+      } else {
+        std::vector<uint8_t> data(3);
+        uint32_t senders = 0;
+        for (int i = 0; i < 2; ++i) {
+          demand(member.receive(-1, 7, data), member);
+          senders |= 1u << member.sender;
+          CHECK(data == (member.sender == 0 ? std::vector<uint8_t>{1, 2, 3} : std::vector<uint8_t>{4, 5, 6}));
+        }
+        CHECK_EQ(senders, 3u);
+      }
+    });
+  }
+}
+
+TEST(a_message_of_another_size_is_told_and_gone) {
+  GroupOf group(2, 64);
+  group.each([](GroupMember& member) {
+    if (member.rank == 0) {
+      demand(member.send(1, 1, std::vector<uint8_t>(300, 1)), member);
+      demand(member.send(1, 1, {5}), member);
+      return;
+    }
+    std::vector<uint8_t> data(299);
+    CHECK_EQ(member.receive(0, 1, data), int{MR_OUT_OF_BOUNDS});
+    data.resize(1);
+    demand(member.receive(0, 1, data), member);
+    CHECK_EQ(data[0], 5);
+  });
+}
+
+TEST(many_messages_both_ways_beside_collectives) {
+  for (const auto way : kWays) {
+    GroupOf group(2, 256, way);
+    group.each([](GroupMember& member) {
+      const uint32_t other = 1 - member.rank;
+      std::thread sender([&] {
+        for (int i = 0; i < 200; ++i)
+          CHECK_EQ(member.send(other, 0, std::vector<uint8_t>(i * 5, uint8_t(i))), int{MR_OK});
+      });
+      std::thread receiver([&] {
+        for (int i = 0; i < 200; ++i) {
+          std::vector<uint8_t> data(i * 5);
+          uint32_t from;
+          mr_error error{};
+          CHECK_EQ(mr_group_receive(member.group, other, 0, data.data(), data.size(), 30, &from, &error), int{MR_OK});
+          CHECK(data == std::vector<uint8_t>(i * 5, uint8_t(i)));
+        }
+      });
+      for (int i = 0; i < 200; ++i) {
+        Ints one{i + static_cast<int>(member.rank)};
+        demand(member.run(MR_ALL_REDUCE, {memory(one)}, {memory(one)}, 0, kI32, MR_SUM), member);
+        CHECK_EQ(one[0], 2 * i + 1);
+      }
+      sender.join();
+      receiver.join();
+    });
+  }
+}
+
+TEST(a_member_that_goes_is_named_by_all_others) {
+  for (const auto way : kWays) {
+    GroupOf group(3, 256, way);
+    group.each([](GroupMember& member) {
+      if (member.rank == 2) return member.engine.close();
+      Ints one(5000);
+      CHECK_EQ(member.run(MR_ALL_REDUCE, {memory(one)}, {memory(one)}, 0, kI32, MR_SUM), int{MR_PEER_LOST});
+      CHECK_EQ(member.failed_rank(), 2);
+      CHECK(std::string(member.error.message).find("rank 2 (rank2) is lost") != std::string::npos);
+      // And so does everything that follows.
+      CHECK_EQ(member.run(MR_BARRIER, {}, {}), int{MR_PEER_LOST});
+      CHECK_EQ(member.send(1 - member.rank, 0, {1}), int{MR_PEER_LOST});
+    });
+  }
+}
+
+TEST(a_deadline_ends_it_on_all) {
+  for (const auto way : kWays) {
+    GroupOf group(3, 256, way);
+    group.each([](GroupMember& member) {
+      if (member.rank == 1) return;
+      CHECK_EQ(member.run(MR_BARRIER, {}, {}, 0, 0, 0, 0.1), int{MR_TRANSFER_TIMEOUT});
+      CHECK_EQ(member.failed_rank(), 1);
+    });
+    // What the others have given before they gave up may still be enough for the one that came late, but no more.
+    GroupMember& late = *group.members[1];
+    if (late.run(MR_BARRIER, {}, {}) == MR_OK) late.run(MR_BARRIER, {}, {});
+    CHECK_EQ(late.error.kind, int{MR_TRANSFER_TIMEOUT});
+  }
+}
+
+TEST(an_abort_reaches_all) {
+  for (const auto way : kWays) {
+    GroupOf group(2, 256, way);
+    group.each([](GroupMember& member) {
+      if (member.rank == 0) {
+        CHECK_EQ(mr_group_abort(member.group, "enough", nullptr), int{MR_OK});
+        return;
+      }
+      std::vector<uint8_t> data(1);
+      CHECK_EQ(member.receive(0, 0, data), int{MR_CANCELLED});
+      CHECK_EQ(member.failed_rank(), 0);
+    });
+  }
+}
+
+TEST(different_calls_are_told) {
+  for (const auto way : kWays) {
+    GroupOf group(2, 256, way);
+    group.each([](GroupMember& member) {
+      Ints few(member.rank == 0 ? 4 : 5);
+      CHECK_EQ(member.run(MR_ALL_REDUCE, {memory(few)}, {memory(few)}, 0, kI32, MR_SUM), int{MR_CONFIG});
+    });
+    GroupOf other(2, 256, way);
+    other.each([](GroupMember& member) {
+      Ints few(4);
+      CHECK_EQ(member.rank == 0 ? member.run(MR_ALL_REDUCE, {memory(few)}, {memory(few)}, 0, kI32, MR_SUM)
+                                : member.run(MR_BARRIER, {}, {}),
+               int{MR_CONFIG});
+    });
+  }
+}
+
+TEST(bad_arguments_change_nothing) {
+  GroupOf group(2, 256);
+  GroupMember& member = *group.members[0];
+  Ints few(4), more(5);
+  CHECK_EQ(member.run(MR_ALL_REDUCE, {memory(few)}, {memory(more)}, 0, kI32, MR_SUM), int{MR_CONFIG});
+  CHECK_EQ(member.run(MR_ALL_REDUCE, {memory(few)}, {memory(few)}, 0, kI32, MR_AVG), int{MR_CONFIG});
+  CHECK_EQ(member.run(MR_ALL_REDUCE, {memory(few)}, {memory(few)}, 0, 77, MR_SUM), int{MR_CONFIG});
+  CHECK_EQ(member.run(MR_BROADCAST, {memory(few)}, {}, 2), int{MR_CONFIG});
+  CHECK_EQ(member.run(99, {}, {}), int{MR_CONFIG});
+  CHECK_EQ(member.run(MR_ALL_GATHER, {memory(few)}, {memory(few)}), int{MR_CONFIG});
+  CHECK_EQ(member.send(0, 1, {1}), int{MR_CONFIG});
+  CHECK_EQ(member.send(2, 1, {1}), int{MR_CONFIG});
+  std::vector<uint8_t> data(1);
+  CHECK_EQ(member.receive(1, 0, data, 0.01), int{MR_TRANSFER_TIMEOUT});
+  CHECK_EQ(member.failed_rank(), -1);
+  check_all(group, 2, 100);
+}
+
+TEST(closing_ends_what_waits) {
+  GroupOf group(2, 256);
+  std::atomic<int> kind{-1};
+  std::thread waiter([&] { kind = group.members[0]->run(MR_BARRIER, {}, {}); });
+  mr_group_close(group.members[0]->group);
+  waiter.join();
+  CHECK(kind == MR_CANCELLED || kind == MR_CONFIG);
+}
+
+}  // namespace
+
+int main(int argc, char** argv) { return mr::test::run(argc, argv); }

@@ -1,0 +1,239 @@
+"""Groups of processes: right results for every dtype, size and way; one error that names the rank when one is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from collective_programs import DTYPES, OPS
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from members import ChildError, Members, members
+
+from monarch_rdma import errors
+from monarch_rdma.collectives import Group
+from monarch_rdma.rdma import Engine, Secret
+
+LONG = os.environ.get("MONARCH_RDMA_TEST_ROUNDS") == "long"
+ROUNDS = 300 if LONG else 3
+EXAMPLES = 300 if LONG else 12
+
+# Small steps, so that small tensors already take many of them; and the two ways that bytes can go.
+SMALL_STEPS = {"MONARCH_RDMA_COLLECTIVE_STEP_BYTES": "512", "MONARCH_RDMA_COLLECTIVE_MESSAGE_BYTES": "256"}
+WAYS = ["shm,verbs,tcp", "tcp"]
+HEARTBEATS = {"heartbeat_interval": 0.1, "heartbeat_timeout": 3.0}
+
+
+@pytest.fixture(scope="module", params=WAYS, ids=lambda lanes: lanes.split(",")[0])
+def pool(request: pytest.FixtureRequest) -> Iterator[Members]:
+    with members(3, environment=SMALL_STEPS, lanes=request.param, **HEARTBEATS) as processes:
+        yield processes
+
+
+@pytest.fixture
+def processes(pool: Members) -> Members:
+    """Three of them, as yet without a group."""
+    pool.replace_ended()
+    return pool
+
+
+@pytest.fixture
+def formed(processes: Members) -> Members:
+    processes.form()
+    return processes
+
+
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    dtype=st.sampled_from(DTYPES),
+    op=st.sampled_from(OPS),
+    count=st.one_of(st.integers(0, 40), st.integers(0, 3000)),
+    seed=st.integers(0, 1000),
+    root=st.integers(0, 1),
+)
+def test_every_collective(formed: Members, dtype: torch.dtype, op: str, count: int, seed: int, root: int) -> None:
+    formed.run("check(group, dtype, count, op, seed, root)", dtype=dtype, op=op, count=count, seed=seed, root=root)
+
+
+def test_large_tensors(formed: Members) -> None:
+    formed.run("check(group, torch.bfloat16, 100_001, 'sum', 1, 0)")
+
+
+def test_messages(formed: Members) -> None:
+    results = formed.run(
+        """
+        to, sender = (rank + 1) % size, (rank - 1) % size
+        for tag in (1, 2, 3):
+            group.send(torch.full((tag * 7,), rank * 10 + tag), to, tag=tag)
+        got = []
+        for tag in (3, 1, 2):
+            tensor = torch.empty(tag * 7, dtype=torch.int64)
+            assert group.receive(tensor, sender if tag < 3 else None, tag=tag) == sender
+            got.append(tensor.unique().tolist())
+        result = got
+        """
+    )
+    size = len(formed.children)
+    for rank, got in enumerate(results):
+        sender = (rank - 1) % size
+        assert got == [[sender * 10 + tag] for tag in (3, 1, 2)]
+
+
+def test_what_does_not_fit_is_told_before_anything_happens(formed: Members) -> None:
+    formed.run(
+        """
+        for call in (
+            lambda: group.all_reduce(torch.ones(3), op="xor"),
+            lambda: group.all_reduce(torch.ones(4, 4)[:, 1]),
+            lambda: group.all_reduce(torch.ones(3, dtype=torch.int32), op="avg"),
+            lambda: group.all_reduce(torch.ones(3, dtype=torch.complex64)),
+            lambda: group.broadcast(torch.ones(3), size),
+            lambda: group.all_gather([torch.ones(3)] * (size + 1), torch.ones(3)),
+            lambda: group.all_gather([torch.ones(4)] * size, torch.ones(3)),
+            lambda: group.send(torch.ones(1), rank),
+            lambda: group.all_reduce(torch.ones(1), timeout=-1),
+        ):
+            assert attempt(call)[0] == "ConfigError", attempt(call)
+        assert group.failed_rank is None
+        group.barrier()
+        """
+    )
+
+
+# --- forming
+
+
+def test_a_group_of_one() -> None:
+    with Engine(secret=Secret.generate()) as engine, Group.form([engine.address], engine=engine) as group:
+        tensor = torch.arange(3.0)
+        group.all_reduce(tensor, op="avg")
+        group.all_gather([tensor], tensor)
+        group.barrier()
+        assert tensor.tolist() == [0, 1, 2]
+
+
+def test_who_does_not_come_is_named() -> None:
+    secret = Secret.generate()
+    with Engine(secret=secret) as engine, Engine(secret=secret) as other:
+        with pytest.raises(errors.TransferTimeout, match="rank 1"):
+            Group.form([engine.address, other.address], engine=engine, timeout=0.2)
+        with pytest.raises(errors.ConfigError, match="this engine's address"):
+            Group.form([other.address], engine=engine)
+        with pytest.raises(errors.ConfigError, match="twice"):
+            Group.form([engine.address] * 2, engine=engine)
+        address = other.address
+        other.close()
+        with pytest.raises(errors.PeerLost, match="rank 1"):
+            Group.form([engine.address, address], engine=engine, timeout=20)
+
+
+def test_several_groups_at_a_time(processes: Members) -> None:
+    processes.form()
+    processes.run("whole = group")
+    processes.form([0, 2])
+    processes.start("tensor = torch.ones(1); whole.all_reduce(tensor); result = tensor.item()", [1])
+    results = processes.run(
+        """
+        tensor = torch.tensor([float(whole.rank)])
+        group.all_reduce(tensor)
+        whole.all_reduce(tensor)
+        result = tensor.item()
+        """,
+        [0, 2],
+    )
+    assert results == [5.0, 5.0] and processes.finish([1]) == [5.0]
+
+
+# --- failure
+
+
+def test_a_killed_member_is_named_by_all_and_the_others_go_on(processes: Members) -> None:
+    processes.form()
+    processes.start("result = attempt(lambda: group.all_reduce(torch.ones(1000)))", [0, 2])
+    processes.children[1].kill()
+    for kind, message, seconds in processes.finish([0, 2]):
+        assert kind == "PeerLost" and "rank 1" in message and seconds < 1
+    results = processes.run(
+        """
+        group = group.shrink(timeout=30)
+        check(group, torch.float32, 5000, "sum", 3, 1)
+        result = group.rank, group.size
+        """,
+        [0, 2],
+    )
+    assert results == [(0, 2), (1, 2)]
+
+
+def test_a_stopped_member_is_given_up(processes: Members, request: pytest.FixtureRequest) -> None:
+    processes.form()
+    stopped = processes.children[2]
+    stopped.stop()
+    request.addfinalizer(lambda: stopped.signal(signal.SIGCONT))
+    for kind, message, seconds in processes.run("result = attempt(group.barrier)", [0, 1]):
+        assert kind == "PeerLost" and "rank 2" in message and seconds < 10
+    processes.run("group = group.shrink(timeout=30); check(group, torch.int32, 100, 'max', 1, 0)", [0, 1])
+    stopped.signal(signal.SIGCONT)
+    # It learns that the others have given it up, or lost it.
+    kind, message, _ = processes.run("result = attempt(group.barrier)", [2])[0]
+    assert kind == "PeerLost", message
+
+
+def test_a_late_member_is_named_at_the_deadline(processes: Members) -> None:
+    processes.form([0, 1])
+    kind, message, seconds = processes.run("result = attempt(lambda: group.barrier(timeout=0.2))", [0])[0]
+    assert kind == "TransferTimeout" and "rank 1" in message and 0.15 < seconds < 5
+    assert processes.run("result = attempt(group.barrier)[0]", [1]) == ["TransferTimeout"]
+    # Nobody is lost: both go on.
+    assert processes.run("group = group.shrink(timeout=30); group.barrier(); result = group.size", [0, 1]) == [2, 2]
+
+
+def test_different_calls_are_told_on_both_sides(processes: Members) -> None:
+    processes.form()
+    results = processes.run("result = attempt(lambda: group.all_reduce(torch.ones(3 + rank)))")
+    assert {kind for kind, _, _ in results} == {"ConfigError"}
+
+
+def test_a_group_grows(processes: Members) -> None:
+    processes.form([0, 1])
+    addresses = [child.address for child in processes.children]
+    processes.start("group = group.grow([newcomer], timeout=60); rank = group.rank", [0, 1], newcomer=addresses[2])
+    processes.run("group = Group.form(members, engine=engine, timeout=60)", [2], members=addresses)
+    processes.finish([0, 1])
+    processes.run("check(group, torch.float32, 1000, 'sum', 1, 2)")
+
+
+def test_killed_at_random_moments_in_all_collectives(processes: Members) -> None:
+    """Right results until then; then one error that names the rank, and the survivors go on. Nothing is left behind."""
+    for round_number in range(ROUNDS):
+        processes.replace_ended()
+        processes.form()
+        victim = round_number % 3
+        survivors = [rank for rank in range(3) if rank != victim]
+        before = processes.run("result = len(__import__('os').listdir('/proc/self/fd'))", survivors)
+        processes.start("result = hammer(group, seed)", seed=round_number)
+        time.sleep(0.02 + 0.05 * (round_number % 5))  # any moment is right
+        processes.children[victim].kill()
+        for kind, message, rank in processes.finish(survivors):
+            assert (kind, rank) == ("PeerLost", victim), message
+        processes.run(
+            """
+            smaller = group.shrink(timeout=60)
+            check(smaller, torch.float32, 1000, "avg", 1, 0)
+            smaller.close()
+            """,
+            survivors,
+        )
+        after = processes.run("result = len(__import__('os').listdir('/proc/self/fd'))", survivors)
+        assert all(b <= a + 8 for a, b in zip(before, after, strict=True)), (before, after)
+
+
+def test_ended_members_leave_a_usable_error(processes: Members) -> None:
+    processes.form()
+    processes.children[0].close()
+    processes.children[2].close()
+    with pytest.raises(ChildError, match="PeerLost"):
+        processes.run("group.barrier()", [1])

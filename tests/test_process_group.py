@@ -1,0 +1,74 @@
+"""The backend of torch.distributed: what its users call, for every dtype, against what must come and against gloo."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch.distributed as dist
+from members import Members, members
+
+
+class Ranks:
+    """Processes under torch.distributed, with a store in this one, which outlives them."""
+
+    def __init__(self, processes: Members) -> None:
+        self.processes = processes
+        self.store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def begin(self, backend: str, **arguments: Any) -> None:
+        size = len(self.processes.children)
+        for rank, child in enumerate(self.processes.children):
+            child.start(
+                "begin(backend, port, rank, size, **arguments)",
+                backend=backend, port=self.store.port, rank=rank, size=size, arguments=arguments,
+            )  # fmt: skip
+        self.processes.finish()
+
+    def run(self, name: str, *arguments: Any) -> list[Any]:
+        return self.processes.run("result = run(name, *arguments)", name=name, arguments=arguments)
+
+
+@pytest.fixture(scope="module", params=[2, 3], ids=lambda size: f"{size}ranks")
+def ranks(request: pytest.FixtureRequest) -> Iterator[Ranks]:
+    steps = {"MONARCH_RDMA_COLLECTIVE_STEP_BYTES": "4096"}
+    with members(request.param, environment=steps, setup="from process_group_programs import *") as processes:
+        all_of_them = Ranks(processes)
+        all_of_them.begin("cpu:monarch_rdma")
+        yield all_of_them
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["collectives", "layouts", "without_waiting", "objects", "messages", "subgroups", "dtensors"],
+)
+def test_what_torch_calls(ranks: Ranks, name: str) -> None:
+    ranks.run(name)
+
+
+@pytest.mark.parametrize("name", ["ddp", "fsdp"])
+def test_training_is_as_with_gloo(ranks: Ranks, name: str) -> None:
+    """Of two ranks a sum has one order only, so every bit must be the same; of more, gloo's order is another one."""
+    ours = ranks.run(name)
+    ranks.processes.run("end()")
+    ranks.begin("gloo")
+    theirs = ranks.run(name)
+    ranks.processes.run("end()")
+    ranks.begin("cpu:monarch_rdma")
+    exact = len(ours) == 2
+    for mine, other in zip(ours, theirs, strict=True):
+        assert mine == (other if exact else pytest.approx(other, rel=1e-5))
+        assert mine[-1] < mine[0]
+
+
+def test_a_killed_rank_is_named_and_the_others_go_on(ranks: Ranks) -> None:
+    """The last test: it leaves a rank fewer."""
+    children = ranks.processes.children
+    survivors = list(range(len(children) - 1))
+    ranks.processes.start("result = run('failing', 30)", survivors)
+    children[-1].kill()
+    for kind, message, seconds in ranks.processes.finish(survivors):
+        assert kind == "PeerLost" and f"rank {len(survivors)}" in message and seconds < 5
+    results = ranks.processes.run("result = run('going_on')", survivors)
+    assert results == [(len(survivors), 3.0 * len(survivors))] * len(survivors)
