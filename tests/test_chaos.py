@@ -12,9 +12,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
-from actor_client import LIMIT, Faults, Stage, client_of_its_own, faults_recorded, hold, wait_until
+from actor_client import LIMIT, Faults, Stage, hold, wait_until
 from hypothesis import given
 from hypothesis import strategies as st
 from running_program import RunningProgram
@@ -29,6 +30,7 @@ from monarch_rdma.rdma import Engine, RDMABuffer, Secret
 from monarch_rdma.rdma.faults import put_fault
 from monarch_rdma.supervision import events
 from monarch_rdma.supervision.chaos import FAULTS, Fault, Plan, moment
+from monarch_rdma.supervision.chaos.carry_out import _DEEDS
 from monarch_rdma.supervision.events import Recording
 from monarch_rdma.tools.chaos import from_arguments
 
@@ -106,7 +108,6 @@ def test_one_of_those_that_match_is_chosen(names: list[str], pick: float) -> Non
         ({"kind": "exhaust_memory", "seconds": 1, "amount": 1}, "amount is 1, but must be a number from 1.04858e"),
         ({"kind": "corrupt_frame", "amount": 3}, "amount is 3, but must be a number from 0 to 2"),
         ({"kind": "kill", "target": ""}, "target is '', but must be a name"),
-        ({"kind": "stop", "seconds": 1, "moment": "saving"}, "nobody is there to make the process go on"),
         ({"kind": "kill", "when": 1}, "a fault has no 'when'; it has amount, at, kind"),
         ({"target": "a"}, "a fault has no kind"),
         ("kill", "a fault is 'kill', but must be an object"),
@@ -229,6 +230,10 @@ class Victim(Actor):
         return int(other.pid.call_one().get())
 
     @endpoint
+    def reach_and_hold(self, other: Any, started: Port[Any]) -> None:
+        other.hold.call_one(started).get()
+
+    @endpoint
     def join_group(self, rank: int, path: str) -> None:
         import torch.distributed
 
@@ -246,22 +251,10 @@ class Victim(Actor):
         return "reduced"
 
 
-@pytest.fixture(scope="module")
-def host() -> Iterator[HostMesh]:
-    with client_of_its_own() as host:
-        yield host
-
-
 @pytest.fixture
-def procs(host: HostMesh) -> Iterator[ProcMesh]:
-    with host.spawn_procs({"gpus": 2}, name="victims") as procs:
+def procs(client: HostMesh) -> Iterator[ProcMesh]:
+    with client.spawn_procs({"gpus": 2}, name="victims") as procs:
         yield procs
-
-
-@pytest.fixture
-def unhandled(host: HostMesh) -> Iterator[Faults]:
-    with faults_recorded() as recorded:
-        yield recorded
 
 
 def inject(fault: Fault) -> Injected:
@@ -270,12 +263,12 @@ def inject(fault: Fault) -> Injected:
     return injected
 
 
-def test_a_kill_is_the_cause_of_what_follows(procs: ProcMesh, unhandled: Faults) -> None:
+def test_a_kill_is_the_cause_of_what_follows(procs: ProcMesh, faults: Faults) -> None:
     victims = procs.spawn("victims", Victim)
     victims.initialized.get()
     with Recording() as recording:
         injected = inject(Fault("kill", target="victims/1"))
-        unhandled.next()
+        faults.next()
         fault = recording.wait("fault.unhandled")
         chain = [event.kind for event in events.causes(fault, recording.events)]
     assert chain == ["process.failed", "fault.injected"]
@@ -336,30 +329,26 @@ def test_an_aborted_group_fails_whoever_waits_in_it(procs: ProcMesh, tmp_path: P
     assert re.search("Connection (closed|reset) by peer", waits.get(LIMIT))
 
 
-def reach_until_it_fails(one: Any, other: Any) -> None:
-    for _ in range(100):
-        one.reach.call_one(other).get(LIMIT)
-
-
 @pytest.mark.parametrize("kind", ["break_link", "corrupt_frame"])
-def test_a_broken_link_ends_calls_between_two_that_live(procs: ProcMesh, kind: str) -> None:
+def test_a_broken_link_ends_calls_between_two_that_live_and_meet_again(procs: ProcMesh, kind: str) -> None:
     victims = procs.spawn("victims", Victim)
     one, other = victims.slice(gpus=0), victims.slice(gpus=1)
     unconnected = Injector(Plan(())).inject(Fault(kind, target="victims/0", peer="victims/1"))
     assert "there is no connection to mrdma://" in unconnected.problem
     assert one.reach.call_one(other).get() == other.pid.call_one().get()
-    stage = Stage()
-    held = one.hold.call_one(stage.port)
-    go = stage.next()
-    inject(Fault(kind, target="victims/0", peer="victims/1"))
-    go.send(None)
-    held.get()
-    with pytest.raises(ActorError, match="process victims/1 is lost"):  # what is sent before the end is seen gets lost
-        reach_until_it_fails(one, other)
-    assert len(victims.pid.call().get().values()) == 2  # both still answer us
+    for _ in range(2):
+        stage = Stage()
+        reaching = one.reach_and_hold.call_one(other, stage.port)
+        go = stage.next()
+        inject(Fault(kind, target="victims/0", peer="victims/1"))
+        go.send(None)  # the answer is the frame that is damaged
+        with pytest.raises(ActorError, match="process victims/1 is lost"):
+            reaching.get(LIMIT)
+        wait_until(lambda: one.reach.call_one(other).exception(LIMIT) is None, "they do not meet again")
+        assert other.reach.call_one(one).get(LIMIT) == one.pid.call_one().get(LIMIT)
 
 
-def test_a_fault_waits_for_its_moment(procs: ProcMesh, unhandled: Faults, tmp_path: Path) -> None:
+def test_a_fault_waits_for_its_moment(procs: ProcMesh, faults: Faults, tmp_path: Path) -> None:
     victims = procs.spawn("victims", Victim)
     victims.say.call("saved").get()
     plan = Plan((Fault("kill", target="victims/1", moment="saved"), Fault("hold_gil", 0.1, "victims/0", seconds=0.1)))
@@ -370,7 +359,26 @@ def test_a_fault_waits_for_its_moment(procs: ProcMesh, unhandled: Faults, tmp_pa
     assert victims.slice(gpus=0).say.call_one("saved").get() == "said"
     with pytest.raises(SupervisionError):
         victims.slice(gpus=1).say.call_one("saved").get()
-    unhandled.next()
+    faults.next()
+
+
+def test_a_stop_at_a_moment_ends_by_itself(procs: ProcMesh) -> None:
+    victim = procs.spawn("victims", Victim).slice(gpus=0)
+    pid = victim.pid.call_one().get()
+    inject(Fault("stop", target="victims/0", moment="now", seconds=1.0))
+    assert facts_of(pid).state != "stopped"
+    said = victim.say.call_one("now")
+    wait_until(lambda: facts_of(pid).state == "stopped", "it is not stopped")
+    assert said.get(LIMIT) == "said"
+    wait_until(lambda: not children(pid), "who made it go on is left")
+
+
+def children(pid: int) -> list[psutil.Process]:
+    return psutil.Process(pid).children()
+
+
+def test_every_kind_can_be_carried_out() -> None:
+    assert _DEEDS.keys() == FAULTS.keys()
 
 
 def test_what_was_injected_can_be_injected_again(procs: ProcMesh, tmp_path: Path) -> None:

@@ -600,6 +600,20 @@ def test_a_restart_counts_until_the_period_is_over_to_the_last_moment() -> None:
         assert machine.is_over == is_one_too_many
 
 
+def test_what_ends_on_one_occasion_counts_once() -> None:
+    machine = started(Policy(max_restarts=2, within=10.0), *ABC)
+    for name in "abc":
+        decisions = machine.handle(Ended(Incarnation(name, 1), False, "its host is lost", "host 1"), 1.0)
+        assert one(decisions, Restarting).failure.occasion == "host 1"
+    for name in "abc":
+        decisions = machine.handle(StartFailed(Incarnation(name, 2), "there is no host", ("host 1", 2)), 2.0)
+        assert one(decisions, Restarting).children == (name,)
+    for name in "ab":
+        machine.handle(Started(Incarnation(name, 3)), 3.0)
+    decisions = machine.handle(Ended(Incarnation("a", 3), False, "signal 9"), 4.0)  # the third occasion
+    assert one(decisions, Stop).reason.startswith("3 restarts within 10 s")
+
+
 def test_without_a_limit_it_restarts_for_ever() -> None:
     machine = started(Policy(max_restarts=None, backoff=Backoff(1.0, 10.0, 20.0)), ChildSpec("a"))
     now, delays = 0.0, []

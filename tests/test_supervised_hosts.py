@@ -16,8 +16,10 @@ from supervised import Worker, pids_of
 
 from monarch_rdma import config
 from monarch_rdma.actor import HostMesh, SupervisionError, attach_to_workers
+from monarch_rdma.actor.chaos import Injected, Injector, targets
 from monarch_rdma.actor.runtime.proc import close_current, current_proc
 from monarch_rdma.rdma import default_engine
+from monarch_rdma.supervision.chaos import Fault, Plan
 from monarch_rdma.supervision.policy import Backoff
 
 PATIENT: dict[str, Any] = {"restart": "always", "max_restarts": None, "backoff": Backoff(0.2, factor=1.0)}
@@ -117,6 +119,75 @@ def test_an_agent_that_was_stopped_serves_again(tmp_path: Path, worker_loop: Any
     assert psutil.Process(now[1]).parents()[1].pid == loop.pid
     again = hosts_at(tmp_path, "two").spawn_procs()  # attaching by hand works too
     assert again.spawn("worker", Worker).add.call_one(1).get(LIMIT) == 1
+    procs.stop().get(LIMIT)
+
+
+def test_the_loss_of_a_host_is_one_failure(tmp_path: Path, worker_loop: Any, client: Faults) -> None:
+    loop = worker_loop("one")
+    once = {"restart": "always", "max_restarts": 1, "within": 60.0, "backoff": Backoff(10.0)}
+    with hosts_at(tmp_path, "one").spawn_procs({"n": 4}, **once) as procs:
+        workers = procs.spawn("workers", Worker)
+        others = procs.supervised("always", max_restarts=1, within=60.0).spawn("others", Worker)
+        others.add.call(1).get(LIMIT)
+        pids = pids_of(workers)
+        loop.kill()
+        wait_until(lambda: not any(map(is_alive, pids)), "processes are left")
+        worker_loop("one")
+        for mesh in (workers, others):
+            assert mesh.add.options(timeout=LIMIT).call(1).get(LIMIT).values() == [1] * 4
+    assert client.rest() == []
+
+
+def inject(**fault: Any) -> Injected:
+    injected = Injector(Plan(())).inject(Fault(**fault))
+    assert injected.problem == ""
+    return injected
+
+
+def test_faults_hit_hosts_that_are_named(tmp_path: Path, worker_loop: Any, client: Faults) -> None:
+    loops = [worker_loop("one"), worker_loop("two")]
+    procs = hosts_at(tmp_path, "one", "two").spawn_procs(**PATIENT)
+    workers = procs.spawn("workers", Worker)
+    pids = pids_of(workers)
+    names = sorted(process.name for process in targets())
+    assert [name for name in names if not name.startswith("host:")] == [f"{procs.name}/0", f"{procs.name}/1"]
+    assert len([name for name in names if name.startswith("host:")]) == 2
+    here = Injector(Plan(())).inject(Fault("kill", target=f"host:*:{os.getpid()}"))
+    assert "no process matches" in here.problem  # the program itself is no host
+    chosen = {fault.choose_target(names) for fault in Plan.random(3, duration=100, rate=1).faults}
+    assert chosen == {f"{procs.name}/0", f"{procs.name}/1"}  # "*" is no host
+
+    killed = inject(kind="kill", target=f"host:*:{loops[1].pid}")
+    assert killed.target.startswith("host:") and loops[1].process.wait(LIMIT) == -signal.SIGKILL
+    wait_until(lambda: not is_alive(pids[1]), "its process is left")
+    loops.append(worker_loop("two"))
+    now = list(workers.pid.options(timeout=LIMIT).call().get(LIMIT).values())
+    assert now[0] == pids[0] and now[1] != pids[1]
+    procs.stop().get(LIMIT)
+
+
+def test_a_host_that_is_stopped_by_a_fault_goes_on(tmp_path: Path, worker_loop: Any, client: Faults) -> None:
+    loop = worker_loop("one")
+    procs = hosts_at(tmp_path, "one").spawn_procs(**PATIENT)
+    workers = procs.spawn("workers", Worker)
+    before = pids_of(workers)
+    inject(kind="stop", target="host:*", seconds=2.5)  # longer than the timeout: it is lost with all that it has
+    wait_until(lambda: psutil.Process(loop.pid).status() == psutil.STATUS_STOPPED, "it is not stopped")
+    wait_until(lambda: not is_alive(before[0]), "its process is left")
+    (now,) = workers.pid.options(timeout=LIMIT).call().get(LIMIT).values()
+    assert now != before[0] and psutil.Process(now).parents()[1].pid == loop.pid
+    procs.stop().get(LIMIT)
+
+
+def test_a_host_that_is_cut_off_by_a_fault_comes_back(tmp_path: Path, worker_loop: Any, client: Faults) -> None:
+    worker_loop("one")
+    procs = hosts_at(tmp_path, "one").spawn_procs(**PATIENT)
+    workers = procs.spawn("workers", Worker)
+    before = pids_of(workers)
+    inject(kind="cut_link", target="host:*", peer=current_proc().name, seconds=2.5)
+    wait_until(lambda: not is_alive(before[0]), "its process is left")  # whose owner the agent has lost
+    (now,) = workers.pid.options(timeout=LIMIT).call().get(LIMIT).values()
+    assert now != before[0]
     procs.stop().get(LIMIT)
 
 

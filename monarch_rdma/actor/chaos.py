@@ -14,17 +14,18 @@ from typing import Any
 from ..errors import ConfigError, RdmaError
 from ..supervision.chaos import moments
 from ..supervision.chaos.carry_out import carry_out
-from ..supervision.chaos.plan import Fault, Plan
+from ..supervision.chaos.plan import HOST, Fault, Plan
 from ..supervision.events import emit
 from .debugging.inspection import known_hosts
 from .debugging.survey import Process, agent_of, children_of, host_agent_of
 from .failure import SupervisionError
 from .remote_error import ActorError
-from .runtime.proc import current_proc
+from .runtime.proc import current_proc, name_of
 
 __all__ = ["Injected", "Injector", "inject_here", "targets"]
 
 _TIMEOUT = 5.0  # seconds for an agent to answer
+_OWN_END = ("break_link", "cut_link")  # the same from either end
 _SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
@@ -42,17 +43,24 @@ class Injected:
 
 
 def targets(hosts: Sequence[str] | None = None) -> list[Process]:
-    """The processes that faults can happen to: those that the agents of these hosts have started. None: of all that
-    this process knows.
+    """The processes that faults can happen to: those that the agents of these hosts have started, and these agents
+    where they are processes of their own, named "host:...". `hosts`: None for all that this process knows.
     """
-    agents, found = _known(hosts)
-    return [process for process in found if process.address not in agents]
+    return _known(hosts, "")[0]
 
 
-def _known(hosts: Sequence[str] | None) -> tuple[list[str], list[Process]]:
-    """The agents, and all processes that they tell of, themselves included."""
+def _known(hosts: Sequence[str] | None, program: str) -> tuple[list[Process], list[Process]]:
+    """Those that can be hit, and all others that can be the other end of a link: agents, and the program itself."""
     agents = known_hosts(current_proc()) if hosts is None else list(hosts)
-    return agents, children_of(agents, _TIMEOUT)
+    found = [
+        replace(process, name=HOST + process.name) if process.is_host else process
+        for process in children_of(agents, _TIMEOUT)
+    ]
+    can_be_hit = [process.is_host or process.address not in agents for process in found]
+    others = [process for process, is_target in zip(found, can_be_hit, strict=True) if not is_target]
+    if program and program not in agents:
+        others.append(Process(name_of(program), program, "", None))
+    return list(itertools.compress(found, can_be_hit)), others
 
 
 class Injector:
@@ -63,9 +71,12 @@ class Injector:
     of them again.
     """
 
-    def __init__(self, plan: Plan, *, hosts: Sequence[str] | None = None) -> None:
-        """`hosts`: addresses of agents, None for those that this process knows."""
+    def __init__(self, plan: Plan, *, hosts: Sequence[str] | None = None, program: str | None = None) -> None:
+        """`hosts`: addresses of agents, None for those that this process knows. `program`: address of the program's own
+        process, None for this one.
+        """
         self._plan = plan
+        self._program = current_proc().address if program is None else program
         self._hosts = hosts
         self._stop = threading.Event()
         self._began = 0.0
@@ -110,9 +121,9 @@ class Injector:
     def inject(self, fault: Fault) -> Injected:
         """Carries out one fault now (or arms it, where it has a moment). What cannot be done is no exception."""
         at = time.monotonic() - self._began if self._began else 0.0
-        agents, found = _known(self._hosts)
-        processes = {process.name: process for process in found}  # of a link, an agent can be the other end
-        started = [each.name for each in found if each.address not in agents]
+        can_be_hit, others = _known(self._hosts, self._program)
+        processes = {process.name: process for process in (*can_be_hit, *others)}
+        started = [each.name for each in can_be_hit]
         target = fault.choose_target(started)
         peer = fault.choose_peer(processes, target or "") if fault.has_peer else ""
         missing = ""
@@ -148,7 +159,9 @@ class Injector:
 def _tried(fault: Fault, target: Process, peer_address: str, event: str) -> str:
     """Why it could not be done, or ""."""
     try:
-        if fault.kind in _SIGNALS and not fault.moment:
+        if fault.kind in _OWN_END and not fault.moment and peer_address == current_proc().address:
+            carry_out(fault, target.address)  # of our own connection: no answer would come from the other end
+        elif fault.kind in _SIGNALS and not fault.moment and not target.is_host:
             signalled = host_agent_of(target.host).signal.options(timeout=_TIMEOUT)
             signalled.call_one(target.address, int(_SIGNALS[fault.kind]), fault.seconds, event).get()
         else:
@@ -157,7 +170,8 @@ def _tried(fault: Fault, target: Process, peer_address: str, event: str) -> str:
     except ActorError as error:
         return str(error.exception)
     except (SupervisionError, RdmaError) as error:
-        return str(error)
+        is_done = fault.kind == "kill" and target.is_host and isinstance(error, SupervisionError)
+        return "" if is_done else str(error)  # one that kills itself does not answer
     return ""
 
 

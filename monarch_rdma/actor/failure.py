@@ -64,6 +64,7 @@ class MeshFailure:
     that name, or None. `exit_code`: of a process, negative for a signal. `lines`: the last ones that the process
     printed. `hint`: what else is known of the end of a process. `timeline`: when (time.time() of whoever says so) it
     was noticed, what was decided, who was told. `at_birth`: an actor's `__init__` failed, or `__restore__`.
+    `host`: the agent that was lost, and the process with it.
     """
 
     mesh_name: str
@@ -79,6 +80,7 @@ class MeshFailure:
     hint: str = ""
     timeline: tuple[tuple[float, str], ...] = ()
     at_birth: bool = False
+    host: str | None = None
 
     @property
     def mesh(self) -> str:

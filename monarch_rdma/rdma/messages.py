@@ -21,13 +21,14 @@ from .._engine import ffi, lib
 from ..errors import ConfigError
 from .engine import Engine, raise_error, seconds
 
-__all__ = ["Inbox", "Incoming", "Stop", "says_ended", "send"]
+__all__ = ["Inbox", "Incoming", "Stop", "may_come_back", "says_ended", "send"]
 
 # What was received: kind, sender's address, data. Kind 0 is a message. Any other is the notice that a watched peer is
 # lost: an enum mr_kind, as class_of_kind takes it; data is the sentence that says why, in UTF-8.
 Incoming = tuple[int, str, "bytes | memoryview"]
 
 _ENDED = re.compile(r"its process \(pid \d+\) has ended")
+_CLOSED = re.compile(r"the engine (is|was) closed")
 _SLICE = 0.1  # seconds between looks for Ctrl-C while waiting
 _SMALL = 4096  # bytes up to which data is a copy of its own, that does not keep its batch
 _MAX_CACHED = 4096
@@ -232,6 +233,11 @@ def says_ended(loss: str) -> bool:
     may live, and cannot be reached.
     """
     return _ENDED.search(loss) is not None
+
+
+def may_come_back(loss: str) -> bool:
+    """Whether a lost process may be there again over another connection: it has neither ended nor closed its engine."""
+    return not says_ended(loss) and _CLOSED.search(loss) is None
 
 
 def _buffer(value: Any, argument: str) -> Any:

@@ -55,6 +55,7 @@ KINDS = {
     "process.stopped": "a process has ended as it was asked to: mesh, rank, name, child, returncode",
     "process.failed": "a process has ended by itself: mesh, rank, name, child, returncode, message, lines",
     "peer.lost": "this process has noticed that another one is gone: peer (its name), address, message",
+    "peer.back": "one that was lost has given a sign of life: only the connection was lost: peer, address",
     "host.lost": "the agent of a host is lost, and a process with it: mesh, rank, address, message",
     "owner.lost": "who owned processes on this host is lost, so they end: address, message",
     "call.lost": "a call ends because who should answer is lost: endpoint, message",

@@ -230,19 +230,24 @@ class Started:
 
 @dataclass(frozen=True)
 class StartFailed:
+    """`occasion`: see Ended."""
+
     incarnation: Incarnation
     reason: str
+    occasion: Hashable | None = None
 
 
 @dataclass(frozen=True)
 class Ended:
     """`normal`: it ended by itself and as it should (it returned, or was stopped and cleaned up); not by an exception,
-    a signal, or an exit code other than 0.
+    a signal, or an exit code other than 0. `occasion`: what it shares with others that ended because of the same thing,
+    such as a host that was lost: all of these count as one restart.
     """
 
     incarnation: Incarnation
     normal: bool
     reason: str
+    occasion: Hashable | None = None
 
 
 @dataclass(frozen=True)
@@ -283,6 +288,7 @@ class Failure:
     child: Hashable
     reason: str
     at: float
+    occasion: Hashable | None = field(default=None, repr=False)
 
 
 @dataclass(frozen=True)
@@ -440,10 +446,10 @@ class Supervisor:
         match event:
             case Started(incarnation):
                 self._on_started(incarnation)
-            case Ended(incarnation, normal, reason):
-                self._on_ended(incarnation, normal, reason)
-            case StartFailed(incarnation, reason):
-                self._on_ended(incarnation, False, f"it did not start: {reason}")
+            case Ended(incarnation, normal, reason, occasion):
+                self._on_ended(incarnation, normal, reason, occasion)
+            case StartFailed(incarnation, reason, occasion):
+                self._on_ended(incarnation, False, f"it did not start: {reason}", occasion)
             case StartAsked():
                 self._on_start_asked()
             case StopAsked(reason):
@@ -498,7 +504,7 @@ class Supervisor:
             child.state = _State.UP
             child.up_since = self._now
 
-    def _on_ended(self, incarnation: Incarnation, normal: bool, reason: str) -> None:
+    def _on_ended(self, incarnation: Incarnation, normal: bool, reason: str, occasion: Hashable | None) -> None:
         child = self._children.get(incarnation.child)
         if child is None or child.incarnation != incarnation or child.state == _State.DOWN:
             return
@@ -511,19 +517,19 @@ class Supervisor:
         elif is_expected:
             return  # it goes on with the others that are being stopped
         elif not was_up and round is not None and round.purpose == "start":
-            self._end(Escalate(f"child {child.name!r}: {reason}", (Failure(child.name, reason, self._now),)))
+            failure = Failure(child.name, reason, self._now, occasion)
+            self._end(Escalate(f"child {child.name!r}: {reason}", (failure,)))
         elif not was_up and round is not None and round.purpose == "add":
             self._forget(child, reason)
         elif not was_up or child.spec.restart == "always" or (child.spec.restart == "transient" and not normal):
-            self._fail(child, reason, was_up)
+            self._fail(child, Failure(child.name, reason, self._now, occasion), was_up)
         elif child.spec.restart == "never":
             self._forget(child, reason)
 
     # --- restarts
 
-    def _fail(self, child: _Child, reason: str, was_up: bool) -> None:
+    def _fail(self, child: _Child, failure: Failure, was_up: bool) -> None:
         """The child needs a restart: with whom, when, or is it one too many?"""
-        failure = Failure(child.name, reason, self._now)
         if self._exceeds_limit(failure):
             return
         backoff = self.policy.backoff
@@ -546,9 +552,11 @@ class Supervisor:
             return False
         since = self._now - self.policy.within
         self._failures = [earlier for earlier in self._failures if earlier.at >= since] + [failure]
-        if len(self._failures) <= limit:
+        shared = {earlier.occasion for earlier in self._failures if earlier.occasion is not None}
+        number = len(shared) + sum(earlier.occasion is None for earlier in self._failures)
+        if number <= limit:
             return False
-        count = f"{len(self._failures)} restart{'s' if len(self._failures) > 1 else ''}"
+        count = f"{number} restart{'s' if number > 1 else ''}"
         reason = (
             f"{count} within {self.policy.within:g} s would be more than max_restarts={limit}; the last failure was of "
             f"child {failure.child!r}: {failure.reason}"

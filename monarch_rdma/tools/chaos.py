@@ -32,7 +32,7 @@ def run(*, pid: int | None, plan: Plan | None, as_json: bool, dry_run: bool) -> 
         for process in targets(hosts):
             print(process.name, process.facts.pid if process.facts is not None else "", sep="\t")
         return 0
-    injector = Injector(plan, hosts=hosts)
+    injector = Injector(plan, hosts=hosts, program=program.address)
     try:
         injector.run(_tell)
     except KeyboardInterrupt:

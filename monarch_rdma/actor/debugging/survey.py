@@ -41,7 +41,7 @@ _MOST_AT_ONCE = 32
 class Process:
     """`address` is "" where it is not known; `host`: of its host's agent. `facts`: None where nobody could be asked.
     `status`: as inspection.status tells it, or what else was asked; None where it does not answer, and then `problem`
-    says why.
+    says why. `is_host`: it is nothing but the agent of its host.
     """
 
     name: str
@@ -50,6 +50,7 @@ class Process:
     facts: ProcessFacts | None
     status: dict[str, Any] | None = None
     problem: str = ""
+    is_host: bool = False
 
 
 @dataclass(frozen=True)
@@ -153,7 +154,7 @@ def children_of(hosts: Sequence[str], timeout: float) -> list[Process]:
         if answer.problem:
             found.append(Process(name_of(host), host, host, None, problem=answer.problem))
         for child in answer.value or ():
-            found.append(Process(child["process"], child["address"], host, child["facts"]))
+            found.append(Process(child["process"], child["address"], host, child["facts"], is_host=child["is_host"]))
     return found
 
 

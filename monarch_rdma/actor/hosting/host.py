@@ -256,12 +256,17 @@ class HostAgent(Actor):
 
     @concurrent_endpoint
     async def processes(self) -> list[dict[str, Any]]:
-        """Ours, and those that were started here and live, with what the kernel tells of them."""
+        """Ours, and those that were started here and live, with what the kernel tells of them. `is_host`: of one that
+        is nothing but a host's agent.
+        """
         with self._lock:
             children = list(self._children.items())
-        found = [(self._proc.name, self._proc.address, os.getpid())]
-        found += [(child.started.name, address, child.started.pid) for address, child in children]
-        return [{"process": name, "address": address, "facts": facts_of(pid)} for name, address, pid in found]
+        found = [(self._proc.name, self._proc.address, os.getpid(), self._proc.client is None)]
+        found += [(child.started.name, address, child.started.pid, False) for address, child in children]
+        return [
+            {"process": name, "address": address, "facts": facts_of(pid), "is_host": is_host}
+            for name, address, pid, is_host in found
+        ]
 
     @concurrent_endpoint
     async def signal(self, address: str, number: int, seconds: float, event: str) -> None:

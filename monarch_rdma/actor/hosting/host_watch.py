@@ -78,5 +78,5 @@ class HostWatch:
             event = emit(
                 "host.lost", cause=error.event, mesh=spawned.mesh, rank=spawned.rank, address=address, message=why
             )
-            failure = MeshFailure(spawned.mesh, "process", why, spawned.rank, address=address, event=event)
+            failure = MeshFailure(spawned.mesh, "process", why, spawned.rank, address=address, event=event, host=agent)
             self._proc.tell_owner(spawned.owner, failure.noted(f"noticed by {self._proc.name}, which spawned it"))

@@ -97,6 +97,11 @@ class Spawning:
         proc.errands.run(("reattach", self._agents[host]), start)
         return started
 
+    def lost_host_of(self, rank: int) -> str | None:
+        """The agent of its host, if it is lost."""
+        agent = self._agents[self._host_index(rank)]
+        return agent if current_proc().is_lost(agent) else None
+
     def stop(self, rank: int, address: str, reason: str) -> Future[None]:
         """Ends one of them; done when it has ended."""
         return self._host_of(rank)._stop_procs([address], reason)

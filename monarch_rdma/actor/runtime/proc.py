@@ -25,7 +25,7 @@ from urllib.parse import unquote
 from ... import config
 from ...errors import ConfigError, PeerLost, RdmaError, TransferTimeout
 from ...rdma.engine import Engine, default_engine
-from ...rdma.messages import Inbox, Incoming, Stop, send
+from ...rdma.messages import Inbox, Incoming, Stop, may_come_back, send
 from ...supervision import events
 from ...supervision.tally import Tally
 from ..context import ROOT, Context, Root
@@ -55,6 +55,10 @@ __all__ = ["Proc", "close_current", "current_proc", "existing_proc", "name_of"]
 _log = logging.getLogger("monarch_rdma.actor")
 
 AGENT = 1  # the number of each process's agent
+_SUPERSEDED = "another incarnation has taken its place"
+_NOBODY = 15  # a number that nothing has: whoever lives refuses what comes there
+_MOST_PROBES = 8  # of a process that was lost and may live, at intervals that double
+_LONGEST_PAUSE = 60.0  # seconds between two of them
 _numbers = itertools.count(16)  # also across a close: a late answer must not meet another call
 _MOST_LOST = 4096  # lost processes that are remembered; of others the engine says so again
 _MOST_BURIED = 4096  # tombstones; of older ones it is only known that there is no such actor
@@ -224,7 +228,7 @@ class Proc:
             del self._superseded[next(iter(self._superseded))]
         self._superseded[address] = None
         if address not in self._lost:
-            self._remember_lost(address, "another incarnation has taken its place")
+            self._remember_lost(address, _SUPERSEDED)
         self._end_waits(address)
 
     def _remember_lost(self, address: str, why: str) -> None:
@@ -232,6 +236,18 @@ class Proc:
             self._lost.pop(next(iter(self._lost)), None)
         event = events.emit("peer.lost", peer=name_of(address), address=address, message=why)
         self._lost[address] = SupervisionError(f"process {name_of(address)} is lost: {why}", event=event)
+        if may_come_back(why) and why != _SUPERSEDED:
+            self._probe_at(address, 0.0, _MOST_PROBES)
+
+    def _probe_at(self, address: str, pause: float, left: int) -> None:
+        self.timers.at(time.monotonic() + pause, partial(self._probe, address, pause, left))
+
+    def _probe(self, address: str, pause: float, left: int) -> None:
+        """Asks one that was lost, but may live, for a sign of life: the two may only have lost their connection."""
+        if left and address in self._lost and address not in self._superseded and not self._closing:
+            self.post_quietly(address, message.pack(message.CALL, _NOBODY, reply=_NOBODY))
+            pause = max(pause * 2, float(config.get("heartbeat_timeout")))
+            self._probe_at(address, min(pause, _LONGEST_PAUSE), left - 1)
 
     def _on_lost(self, address: str, sentence: str) -> None:
         self._remember_lost(address, sentence)
@@ -304,6 +320,8 @@ class Proc:
                     self._on_lost(sender, bytes(data).decode("utf-8", "replace"))
                     continue
                 frame = message.unpack(memoryview(data), sender)
+                if sender in self._lost and sender not in self._superseded:
+                    self.is_back(sender)
                 if sender in self._superseded:
                     self.refuse(frame, f"process {name_of(sender)} is an old incarnation: another one took its place")
                 else:
@@ -366,9 +384,13 @@ class Proc:
         return address in self._lost
 
     def is_back(self, address: str) -> None:
-        """A process that was cut off has come again."""
-        self._lost.pop(address, None)
+        """A process that was lost from here has come again. What was under way has ended with the loss; what begins now
+        goes over another connection.
+        """
+        if self._lost.pop(address, None) is not None:
+            events.emit("peer.back", peer=name_of(address), address=address)
         self._routes.on_back(address)
+        self.rosters.on_back(address)
 
     def _on_credit(self, frame: Frame) -> None:
         route = self._routes.known(frame.address, frame.target)

@@ -11,7 +11,7 @@ import contextlib
 import pickle
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -43,7 +43,7 @@ class Place(NamedTuple):
     """Where one member is, as the keeper says. `change` counts what it said of this rank; `incarnation` counts from 1.
 
     `address`: of the process; where it is not "up", the one it had last. `number`: of the actor there; 0 where the
-    member is the process.
+    member is the process. `occasion`: what its end shares with those of others, such as a host that was lost.
     """
 
     rank: int
@@ -53,6 +53,7 @@ class Place(NamedTuple):
     address: str
     why: str
     number: int = 0
+    occasion: Hashable | None = None
 
 
 class Roster:
@@ -69,6 +70,7 @@ class Roster:
         self._listeners: list[Callable[[], object]] = []
         self._kind = "actor" if number else "process"
         self.is_closed = False  # nobody is restarted any more
+        self._is_lost = False  # ... because its keeper is lost from here
         self._is_current = keeper.address == proc.address
         self._waiting = 0
         self._changed = threading.Condition()
@@ -178,6 +180,16 @@ class Roster:
             self._proc.forget(self._number)
         self._tell_listeners()
 
+    def on_keeper_back(self) -> None:
+        """It was only lost from here: it is asked again."""
+        with self._changed:
+            if not self.is_closed or not self._is_lost:
+                return
+            self.is_closed = self._is_lost = self._is_current = False
+            self._number = self._proc.register(self)
+            self._places = [place._replace(change=-1) for place in self._places]
+        self.follow()
+
     def on_process_lost(self, address: str) -> None:
         """From here, that is: the keeper will say what becomes of it, or that it sees nothing wrong."""
         self._doubt(lambda place: place.address == address)
@@ -219,6 +231,7 @@ class Roster:
             self.close(why)
 
     def on_lost(self, address: str, error: SupervisionError) -> None:
+        self._is_lost = not self.is_closed
         self.close(f"who keeps {self._name} is lost, and with it all that it spawned: {error}")
 
 
@@ -246,6 +259,11 @@ class Rosters:
     def on_process_lost(self, address: str) -> None:
         for roster in list(self._all.values()):
             roster.on_process_lost(address)
+
+    def on_back(self, address: str) -> None:
+        for roster in list(self._all.values()):
+            if roster.keeper.address == address:
+                roster.on_keeper_back()
 
     def on_actor_ended(self, address: str, number: int) -> None:
         for roster in list(self._all.values()):

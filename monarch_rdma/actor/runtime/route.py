@@ -123,6 +123,13 @@ class Route:
         self.error = error
         self.on_credit(0)
 
+    def on_back(self) -> None:
+        """Over another connection: what was in the mailbox is not known any more."""
+        with self._lock:
+            self._sent, self._place, self._credited = itertools.count(), -1, 0
+            self.after, self.last_direct = None, 0
+            self.error = None
+
 
 class Routes:
     """All of a process. One that is in use goes on although nobody holds it: the next mesh with this actor finds it."""
@@ -149,8 +156,8 @@ class Routes:
 
     def on_back(self, address: str) -> None:
         for (where, _), route in list(self._all.items()):
-            if where == address:
-                route.error = None
+            if where == address and route.error is not None:
+                route.on_back()
 
     def _make(self, key: tuple[str, int]) -> Route:
         with self._lock:

@@ -7,7 +7,7 @@ not, an actor is lost for good with its process.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -107,7 +107,8 @@ class ActorDriver(Driver):
         if self._state_of_process(life.rank) == GONE:
             return self._lose(life, why)
         failure = MeshFailure(self._name, "process", why, self._record.ranks.index(life.rank), address=life.address)
-        self._on_failed(life, failure, normal=False)
+        occasion = None if self._processes is None else self._processes.place(life.rank).occasion
+        self._on_failed(life, failure, normal=False, occasion=occasion)
 
     def _state_of_process(self, rank: int) -> str:
         return GONE if self._processes is None else self._processes.place(rank).state
@@ -163,10 +164,10 @@ class ActorDriver(Driver):
             return
         self._on_not_started(life, error)
 
-    def _on_not_started(self, life: Life, error: BaseException) -> None:
+    def _on_not_started(self, life: Life, error: BaseException, occasion: Hashable | None = None) -> None:
         if not life.is_over:
             self._by_number.pop((life.rank, life.number), None)
-            super()._on_not_started(life, error)
+            super()._on_not_started(life, error, occasion)
 
     def _stop(self, life: Life, reason: str) -> None:
         if not life.address:

@@ -10,7 +10,7 @@ import logging
 import pickle
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from queue import SimpleQueue
@@ -229,7 +229,7 @@ class Driver:
         )
         for rank in children:
             self._causes[int(str(rank))] = self._cause
-            self._places.change(rank, RESTARTING, f"it is being restarted: {failure.reason}")
+            self._places.change(rank, RESTARTING, f"it is being restarted: {failure.reason}", failure.occasion)
 
     # --- lives
 
@@ -258,10 +258,10 @@ class Driver:
             "restart.failed", cause=life.cause, mesh=self._name, rank=life.rank, message=why
         )
 
-    def _on_not_started(self, life: Life, error: BaseException) -> None:
+    def _on_not_started(self, life: Life, error: BaseException, occasion: Hashable | None = None) -> None:
         life.is_over = True
         self._note_failed_start(life, str(error))
-        self._handle(StartFailed(life.incarnation, str(error)))
+        self._handle(StartFailed(life.incarnation, str(error), occasion))
 
     def _end_life(self, life: Life, event: Event, begin: Callable[[], Future[Any]]) -> None:
         """`begin` has it end; `event` follows."""
@@ -283,12 +283,12 @@ class Driver:
         if self._lives.get(life.rank) is life:
             self._handle(event)
 
-    def _on_failed(self, life: Life, failure: MeshFailure, *, normal: bool) -> None:
-        """It has ended by itself."""
+    def _on_failed(self, life: Life, failure: MeshFailure, *, normal: bool, occasion: Hashable | None = None) -> None:
+        """It has ended by itself. `occasion`: all that ended because of that count once."""
         life.is_over = True
         self._failures.add(life.rank, failure)
         self._cause = failure.event
-        self._handle(Ended(life.incarnation, normal, failure.message))
+        self._handle(Ended(life.incarnation, normal, failure.message, occasion))
         if self._places.of(life.rank).state == UP:  # nobody restarts it
             self._places.change(life.rank, GONE, failure.message)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import RdmaError, TransferTimeout
@@ -31,10 +31,10 @@ class Places:
     def of(self, rank: int) -> Place:
         return self._changed.get(rank) or self._roster.place(rank)
 
-    def change(self, rank: Any, state: str, why: str) -> None:
+    def change(self, rank: Any, state: str, why: str, occasion: Hashable | None = None) -> None:
         before = self.of(rank)
         if (before.state, before.why) != (state, why):
-            self._changed[rank] = before._replace(change=before.change + 1, state=state, why=why)
+            self._changed[rank] = before._replace(change=before.change + 1, state=state, why=why, occasion=occasion)
 
     def come_up(self, life: Life) -> Place:
         """Another incarnation is there."""

@@ -58,7 +58,7 @@ class ProcessDriver(Driver):
         try:
             future = self._spawning.start(life.rank, self.keeper)
         except (SupervisionError, RdmaError) as error:
-            return self._put(self._on_not_started, life, error)
+            return self._put(self._on_not_spawned, life, error)
         future.add_callback(lambda: self._put(self._on_spawned, life, future))
         deadline = time.monotonic() + self._spawning.timeout
         self._proc.timers.at(deadline, lambda: self._put(self._on_start_timeout, life))
@@ -66,10 +66,8 @@ class ProcessDriver(Driver):
     def _on_spawned(self, life: Life, future: Future[list[str]]) -> None:
         try:
             (life.address,) = future.get()
-        except ActorError as error:
-            return self._on_not_started(life, error.exception)
         except Exception as error:
-            return self._on_not_started(life, error)
+            return self._on_not_spawned(life, error)
         self._by_address[life.address] = life
         self._spawning.watch(life.rank, life.address, self.keeper)
         failure = self._early.pop(life.address, None)
@@ -79,6 +77,12 @@ class ProcessDriver(Driver):
             self._end_process(life, life.stop_reason, Ended(life.incarnation, True, life.stop_reason))
         else:
             self._bear(life)
+
+    def _on_not_spawned(self, life: Life, error: Exception) -> None:
+        """All that wait for a host that is lost try as often as each other: each time counts once."""
+        host = self._spawning.lost_host_of(life.rank)
+        occasion = None if host is None else (host, life.incarnation.number)
+        self._on_not_started(life, error.exception if isinstance(error, ActorError) else error, occasion)
 
     def _bear(self, life: Life) -> None:
         """Makes the actors that live in this process."""
@@ -166,7 +170,7 @@ class ProcessDriver(Driver):
                 self._early[failure.address] = failure
             return
         self._proc.host_watch.discard([failure.address])
-        self._on_failed(life, failure, normal=failure.exit_code == 0)
+        self._on_failed(life, failure, normal=failure.exit_code == 0, occasion=failure.host)
         if self._restarts.restart == "never" and not self._supervisor.is_ending:
             for told in self._as_of_actors(failure, life.rank):
                 self._proc.tell_owner(self._owner, told)

@@ -7,10 +7,12 @@ import mmap
 import os
 import resource
 import signal
+import subprocess
 import sys
 import threading
 import time
-from typing import Any
+from collections.abc import Callable
+from functools import partial
 
 from ...errors import ConfigError, ResourceExhausted
 from ...rdma.faults import put_fault
@@ -20,7 +22,6 @@ __all__ = ["carry_out"]
 
 _HEAD_START = 0.02  # seconds for the answer to leave the process first
 _PIECE = 1 << 20
-_LINKS = {"break_link": "break", "cut_link": "cut", "slow_link": "slow", "corrupt_frame": "corrupt"}
 
 
 def carry_out(fault: Fault, peer_address: str = "") -> None:
@@ -30,34 +31,65 @@ def carry_out(fault: Fault, peer_address: str = "") -> None:
     ConfigError where it makes no sense here; PeerLost where there is no such connection; ResourceExhausted where the
     memory is exhausted already.
     """
-    if fault.kind in _LINKS:
-        put_fault(peer_address, _LINKS[fault.kind], fault.seconds, fault.amount or 0.0)
-    elif fault.kind == "kill":
-        os.kill(os.getpid(), signal.SIGKILL)
-    elif fault.kind == "hold_gil":
-        _aside(_hold_gil, fault.seconds)
-    elif fault.kind == "exhaust_memory":
-        _exhaust_memory(int(fault.amount or 0), fault.seconds)
-    elif fault.kind == "abort_group":
-        _abort_group()
-    else:
-        raise ConfigError(f"kind is {fault.kind!r}, which a process cannot do to itself")
+    _DEEDS[fault.kind](fault, peer_address)
 
 
-def _aside(action: Any, *arguments: Any) -> None:
-    threading.Thread(target=action, args=arguments, name="monarch_rdma-fault", daemon=True).start()
+def _aside(action: Callable[[], object]) -> None:
+    threading.Thread(target=action, name="monarch_rdma-fault", daemon=True).start()
 
 
-def _hold_gil(seconds: float) -> None:
-    time.sleep(_HEAD_START)
-    ctypes.PyDLL(None).poll(None, 0, int(seconds * 1000))  # PyDLL does not let go of it
+def _kill(fault: Fault, peer: str) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# Has another process go on after some seconds, and ends before that where it does.
+_WAKER = """
+import os, select, signal, sys
+process, seconds = os.pidfd_open(int(sys.argv[1])), float(sys.argv[2])
+end = select.poll()
+end.register(process, select.POLLIN)
+print(flush=True)
+if not end.poll(seconds * 1000):
+    signal.pidfd_send_signal(process, signal.SIGCONT)
+"""
+
+
+def _stop(fault: Fault, peer: str) -> None:
+    """A process that is stopped cannot wake itself: another one does, which is there first."""
+    command = [sys.executable, "-I", "-S", "-c", _WAKER, str(os.getpid()), str(fault.seconds)]
+    waker = subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE)
+    assert waker.stdout is not None, "it was asked for"
+    with waker.stdout:
+        is_there = waker.stdout.readline()
+    if not is_there:
+        raise ResourceExhausted(f"no process could be started to make this one go on (exit code {waker.wait()})")
+
+    def stop() -> None:
+        time.sleep(0.0 if fault.moment else _HEAD_START)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        waker.wait()
+
+    _aside(stop)
+
+
+def _hold_gil(fault: Fault, peer: str) -> None:
+    def hold() -> None:
+        time.sleep(_HEAD_START)
+        ctypes.PyDLL(None).poll(None, 0, int(fault.seconds * 1000))  # PyDLL does not let go of it
+
+    _aside(hold)
+
+
+def _on_link(kind: str, fault: Fault, peer: str) -> None:
+    put_fault(peer, kind, fault.seconds, fault.amount or 0.0)
 
 
 _is_exhausted = threading.Lock()
 
 
-def _exhaust_memory(size: int, seconds: float) -> None:
-    """The limit makes it bounded: the process takes `size` bytes, and then nobody in it gets any."""
+def _exhaust_memory(fault: Fault, peer: str) -> None:
+    """The limit makes it bounded: the process takes so many bytes, and then nobody in it gets any."""
+    size, seconds = int(fault.amount or 0), fault.seconds
     if not _is_exhausted.acquire(blocking=False):
         raise ResourceExhausted("the memory of this process is exhausted already")
     before = resource.getrlimit(resource.RLIMIT_AS)
@@ -102,7 +134,7 @@ def _address_space() -> int:
         return int(file.read().split()[0]) * mmap.PAGESIZE
 
 
-def _abort_group() -> None:
+def _abort_group(fault: Fault, peer: str) -> None:
     """Of torch.distributed: NCCL's and RCCL's by their own call. gloo has none, so the group is destroyed: its
     connections close, and what waits in it elsewhere fails.
     """
@@ -113,3 +145,16 @@ def _abort_group() -> None:
         distributed.distributed_c10d._abort_process_group()
     else:
         distributed.destroy_process_group()
+
+
+_DEEDS: dict[str, Callable[[Fault, str], None]] = {
+    "kill": _kill,
+    "stop": _stop,
+    "hold_gil": _hold_gil,
+    "exhaust_memory": _exhaust_memory,
+    "abort_group": _abort_group,
+    "break_link": partial(_on_link, "break"),
+    "cut_link": partial(_on_link, "cut"),
+    "slow_link": partial(_on_link, "slow"),
+    "corrupt_frame": partial(_on_link, "corrupt"),
+}

@@ -13,8 +13,9 @@ from typing import Any, NamedTuple
 from ...errors import ConfigError
 from ..events import Event
 
-__all__ = ["FAULTS", "Fault", "Plan"]
+__all__ = ["FAULTS", "HOST", "Fault", "Plan"]
 
+HOST = "host:"  # before the name of a host's agent
 _LONGEST = 3600.0  # seconds
 
 
@@ -60,8 +61,9 @@ class Fault:
     """What happens to whom, and when.
 
     `at`: seconds after the plan's start. `moment`: instead, when the process says `moment(name)`. `target`, and for
-    faults of links `peer`: names of processes, such as "trainers/3"; "*" and "?" stand for anything. Among those that
-    match when it is time, `pick` and `peer_pick`, from 0 to below 1, choose one.
+    faults of links `peer`: names of processes, such as "trainers/3"; "*" and "?" stand for anything. "host:node1:4711"
+    is the agent of another host; as a target only a pattern that begins with "host:" means any. Among those that match
+    when it is time, `pick` and `peer_pick`, from 0 to below 1, choose one.
     """
 
     kind: str
@@ -94,8 +96,6 @@ class Fault:
         for name in ("target", "peer", "moment"):
             if not isinstance(getattr(self, name), str) or not (getattr(self, name) or name == "moment"):
                 raise ConfigError(f"{name} is {getattr(self, name)!r}, but must be a name")
-        if self.moment and self.kind == "stop":
-            raise ConfigError("kind is 'stop', but at a moment nobody is there to make the process go on")
 
     def _check(self, name: str, value: object, least: float, most: float, includes_most: bool = False) -> None:
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -109,7 +109,8 @@ class Fault:
 
     def choose_target(self, names: Iterable[str]) -> str | None:
         """Which of these processes it happens to; None where none matches."""
-        return _choose(self.target, self.pick, names)
+        is_host = self.target.startswith(HOST)
+        return _choose(self.target, self.pick, (name for name in names if name.startswith(HOST) == is_host))
 
     def choose_peer(self, names: Iterable[str], target: str) -> str | None:
         return _choose(self.peer, self.peer_pick, (name for name in names if name != target))
