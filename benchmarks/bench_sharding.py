@@ -1,25 +1,30 @@
 """Weights of Llama 3.2 1B on one host, from four FSDP ranks to two tensor-parallel ones, beside what else moves them.
 
-python benchmarks/bench_sharding.py [--layers 4] [--rounds 5]
+python benchmarks/bench_sharding.py [--layers 4] [--rounds 5] [--torchstore PYTHON]
 
-Real shapes, bf16; `--layers` of the 16 (all of them are 2.5 GB on each side). Destinations were written before.
-Contenders take turns, medians are compared; the slowest process counts. Above two more processes read what the four
-have, below the four themselves become two replicas of two, as DTensor can do it.
+Real shapes, bf16; `--layers` of the 16 (all of them are 2.5 GB on each side). Destinations were written before. Each
+process copies with one thread, whatever it is that copies. Contenders take turns in an order that turns too; the
+slowest process counts. A ratio is taken in each round by itself: the median of these is told, and the middle half of
+them. Above two more processes read what the four have, below the four themselves become two replicas of two, as DTensor
+can do it. `--torchstore`: a Python that has TorchStore (see torchstore_pair.py), which then does what the two do.
 """
 
 from __future__ import annotations
 
 import argparse
 import ctypes
+import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
 import warnings
 from collections.abc import Callable
 
+import numpy as np
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
@@ -28,9 +33,10 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from monarch_rdma.rdma import Engine, Secret
-from monarch_rdma.sharding import Layout, Mesh, Reader, publish
+from monarch_rdma.sharding import Layout, Mesh, Reader, TensorSpec, make_plan, publish
 from monarch_rdma.sharding import Shard as Rows
 from monarch_rdma.sharding.models import llama32_1b, tensor_parallel_dim
+from monarch_rdma.sharding.reads import Strided, ends_of, rows_of
 
 TRAINERS, GENERATORS = 4, 2
 Move = Callable[[], object]
@@ -45,6 +51,29 @@ def model_shapes(layers: int) -> dict[str, tuple[int, ...]]:
     return kept | {"model.embed_tokens.weight": (vocabulary * layers // 16, hidden)}
 
 
+Vectors = tuple[object, int, int]  # an array of struct iovec, how many, and their bytes
+
+
+def vectors(pieces: list[tuple[int, int]]) -> Vectors:
+    """Addresses and lengths, as the kernel takes them."""
+    flat = [number for piece in pieces for number in piece]
+    return (ctypes.c_uint64 * len(flat))(*flat), len(pieces), sum(length for _, length in pieces)
+
+
+def process_vm_readv(pid: int, here: Vectors, there: Vectors) -> None:
+    call = ctypes.CDLL(None, use_errno=True).process_vm_readv
+    if call(pid, here[0], here[1], there[0], there[1], 0) != there[2]:
+        raise OSError(ctypes.get_errno(), "process_vm_readv")
+
+
+def runs(address: int, part: Strided, run: int) -> list[tuple[int, int]]:
+    """The contiguous runs, of so many elements of two bytes, that a part of a tensor at this address is made of."""
+    places = np.array([part.offset])
+    for n, stride in zip(part.shape, part.strides, strict=True):
+        places = np.add.outer(places, np.arange(n) * stride)
+    return [(address + 2 * int(place), 2 * run) for place in places.reshape(-1, run)[:, 0]]
+
+
 def nothing() -> None:
     """What a process does that has no part in a contender."""
 
@@ -55,7 +84,7 @@ class Process:
     def __init__(self, rank: int, layers: int, folder: str) -> None:
         self.rank, self.folder, self.is_trainer = rank, folder, rank < TRAINERS
         self.store = dist.distributed_c10d._get_default_store()
-        self.engine = Engine(secret=Secret(self.store.get("secret")))
+        self.engine = Engine(secret=Secret(self.store.get("secret")), copy_threads=1)
         self.shapes = model_shapes(layers)
         self.fsdp = {name: Layout(shape, Mesh({"dp": TRAINERS}), [Rows(0)]) for name, shape in self.shapes.items()}
         self.mine: dict[str, torch.Tensor] = {}
@@ -69,6 +98,8 @@ class Process:
             own = {name: tensor.clone() for name, tensor in self.mine.items()}
             where = {"directory": self.store, "rank": self.rank, "ranks": TRAINERS, "engine": self.engine}
             self.kept.append(publish(own, memory, memory=memory, layouts=self.fsdp, **where))  # type: ignore[arg-type]
+            addresses = {name: tensor.data_ptr() for name, tensor in own.items()}
+            self.store.set(f"{memory}/{self.rank}", json.dumps([os.getpid(), addresses]))
         dist.barrier()
 
     def tensor_parallel(self, mesh: Mesh, rank: int) -> tuple[dict[str, Layout], dict[str, torch.Tensor]]:
@@ -111,17 +142,40 @@ class Process:
             return nothing, 0
         pid, address = map(int, self.store.get(f"vm/{self.rank - TRAINERS}").split())
         target = torch.ones(nbytes, dtype=torch.uint8)
-        call = ctypes.CDLL(None, use_errno=True).process_vm_readv
-        pair = ctypes.c_uint64 * 2  # struct iovec: address and length
+        sizes = [(at, min(PIECE, nbytes - at)) for at in range(0, nbytes, PIECE)]
+        calls = [
+            (pid, vectors([(target.data_ptr() + at, size)]), vectors([(address + at, size)])) for at, size in sizes
+        ]
+        self.kept.append(target)
+        return lambda: [process_vm_readv(*call) for call in calls], nbytes
 
-        def move() -> None:
-            for at in range(0, nbytes, PIECE):
-                size = min(PIECE, nbytes - at)
-                here, there = pair(target.data_ptr() + at, size), pair(address + at, size)
-                if call(pid, here, 1, there, 1, 0) != size:
-                    raise OSError(ctypes.get_errno(), "process_vm_readv")
-
-        return move, nbytes
+    def two_process_vm_of_the_same_pieces(self) -> tuple[Move, int]:
+        """What a reader reads from ordinary memory, piece by piece, as many in one call as the kernel takes."""
+        if self.is_trainer:
+            return nothing, 0
+        rank = self.rank - TRAINERS
+        layouts, tensors = self.tensor_parallel(Mesh({"tp": GENERATORS}), rank)
+        self.kept.append(tensors)
+        there = {r: json.loads(self.store.get(f"in_place/{r}")) for r in range(TRAINERS)}
+        source, target = (
+            {name: TensorSpec(layout, "bfloat16") for name, layout in which.items()}
+            for which in (self.fsdp, {name: layout.renumbered(TRAINERS) for name, layout in layouts.items()})
+        )
+        calls = []
+        for tensor in make_plan(source, target, self.rank).tensors:
+            into, copies = tensors[tensor.target], tensor.copies
+            for one in rows_of(copies, None):
+                trainer = int(one.source[0])
+                pid, addresses = there[trainer]
+                part = torch.empty(self.fsdp[tensor.source].part(trainer).shape, device="meta")
+                ends = zip(
+                    (addresses[tensor.source], into.data_ptr()), ends_of(one, part.stride(), into.stride()), strict=True
+                )
+                theirs, ours = (runs(address, end, int(one.run[0])) for address, end in ends)
+                for at in range(0, len(theirs), os.sysconf("SC_IOV_MAX")):
+                    some = slice(at, at + os.sysconf("SC_IOV_MAX"))
+                    calls.append((pid, vectors(ours[some]), vectors(theirs[some])))
+        return lambda: [process_vm_readv(*call) for call in calls], sum(tensor.nbytes for tensor in tensors.values())
 
     def four_readers(self) -> tuple[Move, int]:
         """The trainers themselves become two replicas of two."""
@@ -195,42 +249,67 @@ def run(rank: int, layers: int, rounds: int, port: int, folder: str, secret: byt
         "two readers, ordinary memory": process.two_readers("in_place"),
         "two memcpy": process.two_memcpy(each),
         "two process_vm_readv": process.two_process_vm(each),
+        "two process_vm_readv, the same pieces": process.two_process_vm_of_the_same_pieces(),
         "four ranks, fetch": process.four_readers(),
         "four ranks, DTensor.redistribute, gloo": process.four_redistribute(),
         "four ranks, checkpoint in /dev/shm": process.four_checkpoint(),
     }
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
     for number in range(rounds + 1):
-        for name, (move, _) in contenders.items():
-            spent = timed(move)
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            spent = timed(contenders[name][0])
             if number:  # the first one warms up
                 seconds[name].append(spent)
     arrived = torch.tensor([moved for _, moved in contenders.values()])
     dist.all_reduce(arrived)
     if rank == 0:
-        report(seconds, dict(zip(contenders, arrived.tolist(), strict=True)))
+        store.set("rate", str(report(seconds, dict(zip(contenders, arrived.tolist(), strict=True)))))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def report(seconds: dict[str, list[float]], arrived: dict[str, int]) -> None:
-    medians = {name: statistics.median(spent) for name, spent in seconds.items()}
-    for name, median in medians.items():
-        print(f"{name:40} {arrived[name] / 1e6:8.0f} MB  {median:7.3f} s  {arrived[name] / median / 1e9:6.2f} GB/s")
-    for mine, other in [
-        ("two readers, shared memory", "two memcpy"),
-        ("two readers, ordinary memory", "two process_vm_readv"),
-        ("four ranks, fetch", "four ranks, DTensor.redistribute, gloo"),
-        ("four ranks, fetch", "four ranks, checkpoint in /dev/shm"),
-    ]:
-        ratio = arrived[mine] / medians[mine] / (arrived[other] / medians[other])
-        print(f"{mine} against {other}: {ratio:.2f}")
+COMPARED = [
+    ("two readers, shared memory", "two memcpy"),
+    ("two readers, ordinary memory", "two process_vm_readv"),
+    ("two readers, ordinary memory", "two process_vm_readv, the same pieces"),
+    ("four ranks, fetch", "four ranks, DTensor.redistribute, gloo"),
+    ("four ranks, fetch", "four ranks, checkpoint in /dev/shm"),
+]
+
+
+def report(seconds: dict[str, list[float]], arrived: dict[str, int]) -> float:
+    """Prints them; returns the GB/s of the first contender."""
+    rates = {name: [arrived[name] / spent / 1e9 for spent in many] for name, many in seconds.items()}
+    for name, many in rates.items():
+        median = statistics.median(many)
+        print(f"{name:40} {arrived[name] / 1e6:8.0f} MB  {arrived[name] / median / 1e9:7.3f} s  {median:6.2f} GB/s")
+    for mine, other in COMPARED:
+        ratios = sorted(a / b for a, b in zip(rates[mine], rates[other], strict=True))
+        low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
+        print(f"{mine} against {other}: {statistics.median(ratios):.2f} ({low:.2f} - {high:.2f})")
+    return statistics.median(rates[COMPARED[0][0]])
+
+
+def torchstore(python: str, layers: int, rounds: int, ours: float) -> None:
+    """Two readers of what four processes have put into a TorchStore, slices of each tensor into memory of their own."""
+    program = os.path.join(os.path.dirname(os.path.abspath(__file__)), "torchstore_pair.py")
+    shapes = json.dumps({name: [shape, tensor_parallel_dim(name)] for name, shape in model_shapes(layers).items()})
+    done = subprocess.run([python, program, str(rounds)], input=shapes, capture_output=True, text=True, check=False)
+    if not done.stdout.strip():  # on a busy machine Monarch fails to end in order, after all is done
+        raise SystemExit(f"{program} failed:\n{done.stderr}")
+    nbytes, spent = json.loads(done.stdout.splitlines()[-1])
+    median = statistics.median(spent)
+    rate = nbytes / median / 1e9
+    print(f"{'two readers, TorchStore':40} {nbytes / 1e6:8.0f} MB  {median:7.3f} s  {rate:6.2f} GB/s")
+    print(f"{COMPARED[0][0]} against two readers, TorchStore: {ours / rate:.2f}")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--layers", type=int, default=4, help="of the model's 16")
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--torchstore", metavar="PYTHON", help="a Python that has TorchStore")
     given = parser.parse_args()
     rendezvous = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # the parent serves it
     folder = tempfile.mkdtemp(dir="/dev/shm")
@@ -239,6 +318,8 @@ def main() -> int:
         mp.spawn(run, (given.layers, given.rounds, rendezvous.port, folder, bytes(secret)), TRAINERS + GENERATORS)
     finally:
         shutil.rmtree(folder)
+    if given.torchstore:
+        torchstore(given.torchstore, given.layers, given.rounds, float(rendezvous.get("rate")))
     return 0
 
 

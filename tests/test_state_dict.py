@@ -274,6 +274,7 @@ def test_what_is_wrong_is_said(store: dist.Store, published: list[Publication]) 
         (lambda: publish(state, "w", directory=3), "directory is a int, but must be a torch.distributed Store"),
         (lambda: Reader("w", state), "source is the name 'w', but there is no directory to find it in"),
         (lambda: Reader([], state), "offers is empty"),
+        (lambda: publish({"step": 3}, "w"), "there are no tensors in what is to be published as 'w'"),
         (lambda: Reader("w", state, directory=Addresses()), "addresses is empty"),
     ]:
         with pytest.raises(ConfigError, match=re.escape(told)):
@@ -286,6 +287,11 @@ def test_what_is_wrong_is_said(store: dist.Store, published: list[Publication]) 
         Reader([one.offer for one in published], state)
     with pytest.raises(ConfigError, match="must be of one name, one a rank"):
         Reader([published[0].offer] * 2, state)
+    for nothing in ({}, {"step": 3}):
+        with pytest.raises(ConfigError, match="there is nothing to fetch"):
+            Reader([published[0].offer], nothing)
+    with pytest.raises(ConfigError, match="there is nothing to fetch"):
+        Reader([published[0].offer], keys=lambda key: key == "x")
     with pytest.raises(ConfigError, match=re.escape("keys names ['x'], but there are no such tensors")):
         Reader([published[0].offer], state, keys=["x"])
 

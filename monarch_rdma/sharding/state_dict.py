@@ -66,6 +66,8 @@ def publish(
     tensors = named_tensors(what)
     if unknown := set(given) - set(tensors):
         raise ConfigError(f"layouts names {sorted(unknown)}, but these are no tensors of what is published")
+    if not tensors:
+        raise ConfigError(f"there are no tensors in what is to be published as {name!r}")
     places = {key: _source_layout(key, tensor, given.get(key), rank) for key, tensor in tensors.items()}
     return Publication(name, version, tensors, places, memory, rank, ranks, where, engine or default_engine())
 
@@ -182,6 +184,8 @@ class Reader:
         specs = sources_of(offers)
         rank, ranks = position(rank, ranks)
         self.tensors: dict[str, torch.Tensor] = _targets(into, specs, keys, dtype)
+        if not self.tensors:
+            raise ConfigError("there is nothing to fetch: no tensors, or keys that none of them has")
         if same_ranks is None:
             same_ranks = any(offer.incarnation == engine.incarnation for offer in offers)
         shift = 0 if same_ranks else 1 + max(int(spec.layout.ranks.max()) for spec in specs.values())
