@@ -50,6 +50,14 @@ def test_what_is_known_to_differ_says_what_to_do() -> None:
     assert not {name for group in groups["no_alias"] for name in group["names"]} & set(ALIASES)
 
 
+def test_a_type_and_its_tag_are_the_same_type_of_hip() -> None:
+    """`CUlimit` and `enum CUlimit_enum`, say: else a value of one would not be one of the other."""
+    for name, hip in ALIASES.items():
+        tag = FACTS["cuda"][name].get("to", "")
+        if tag in ALIASES and SIDES.is_type(tag):
+            assert SIDES.resolved(hip, FACTS["hip"]) == SIDES.resolved(ALIASES[tag], FACTS["hip"]), name
+
+
 def test_no_alias_depends_on_another() -> None:
     assert not set(DEFINED) & set(DEFINED.values())
 
