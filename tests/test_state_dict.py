@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import pickle
 import re
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -201,6 +205,57 @@ def test_several_names_at_once_and_memory_given_back(store: dist.Store) -> None:
         a.fetch()
 
 
+def test_several_versions_at_once(store: dist.Store, published: list[Publication]) -> None:
+    """Who knows an older publication goes on reading it; who looks for the name now finds the newer one."""
+    published.append(publish({"w": torch.ones(4)}, "a", version=1, directory=store))
+    old = Reader("a", directory=store)
+    published.append(publish({"w": torch.zeros(4)}, "a", version=2, directory=store))
+    new = Reader("a", directory=store)
+    assert (old.fetch(version=1).version, new.fetch(version=2).version) == (1, 2)
+    assert (old.tensors["w"].sum(), new.tensors["w"].sum()) == (4, 0)
+
+
+def test_progress_of_a_fetch_is_told(store: dist.Store, published: list[Publication]) -> None:
+    sharded(published, store, torch.ones(40, 10))
+    told: list[tuple[int, int]] = []
+    Reader("w", directory=store).fetch(progress=lambda done, total: told.append((done, total)))
+    assert told == [(400 * i, 1600) for i in range(1, 5)]
+
+
+TORCHRUN = """
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from monarch_rdma.sharding import Reader, publish
+
+dist.init_process_group("gloo")
+torch.manual_seed(0)
+model, other = (torch.nn.Linear(6, 10, bias=False) for _ in range(2))
+for one, sizes in ((model, (2, 1)), (other, (1, 2))):
+    fully_shard(one, mesh=init_device_mesh("cpu", sizes, mesh_dim_names=("r", "dp")))
+weights = publish(model, "w", directory="torch")
+Reader("w", other, directory="torch").fetch()
+same = torch.equal(model.weight.full_tensor(), other.weight.full_tensor())
+dist.barrier()
+print(f"rank {dist.get_rank()}: {same}\\n", end="", flush=True)
+dist.destroy_process_group()
+"""
+
+
+def test_a_plain_program_under_torchrun(tmp_path: Path) -> None:
+    """No actors: what its ranks share is the store of torch.distributed, and a secret file."""
+    Secret.generate().write_file(tmp_path / "secret")
+    (tmp_path / "program.py").write_text(TORCHRUN)
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "program.py"]
+    environment = {**os.environ, "MONARCH_RDMA_SECRET_FILE": str(tmp_path / "secret"), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == ["rank 0: True", "rank 1: True"]
+
+
 def test_offers_travel_without_a_directory(published: list[Publication]) -> None:
     published.append(publish({"w": torch.arange(5)}, "w"))
     offer = pickle.loads(pickle.dumps(published[0].offer))
@@ -272,6 +327,7 @@ def test_what_is_wrong_is_said(store: dist.Store, published: list[Publication]) 
             "'w' has the local shape (4, 4) on rank 0, but by its layout",
         ),
         (lambda: publish(state, "w", directory=3), "directory is a int, but must be a torch.distributed Store"),
+        (lambda: publish(state, "w", directory="torch"), "torch.distributed is not in use: call init_process_group"),
         (lambda: Reader("w", state), "source is the name 'w', but there is no directory to find it in"),
         (lambda: Reader([], state), "offers is empty"),
         (lambda: publish({"step": 3}, "w"), "there are no tensors in what is to be published as 'w'"),

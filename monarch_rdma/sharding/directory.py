@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, Protocol
 
+import torch.distributed as dist
+
 from ..errors import ConfigError, TransferTimeout
 from ..rdma import Engine, default_engine, names
 from .deadline import Deadline, store_wait
@@ -89,10 +91,17 @@ class Addresses:
 
 
 def directory_of(given: Any) -> Directory:
-    """A Store is wrapped, a string is the address of a NameServer, and anything with `put` and `get` is one already.
+    """A Store is wrapped, "torch" is that of torch.distributed, another string the address of a NameServer; anything
+    with `put` and `get` is one already.
 
-    ConfigError for anything else.
+    ConfigError for anything else, and for "torch" before init_process_group.
     """
+    if given == "torch":
+        if not (dist.is_available() and dist.is_initialized()):
+            raise ConfigError(
+                'directory is "torch", but torch.distributed is not in use: call init_process_group first'
+            )
+        return StoreDirectory(dist.distributed_c10d._get_default_store())
     if isinstance(given, str):
         return NameDirectory(given)
     if hasattr(given, "put") and hasattr(given, "get"):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -50,11 +51,12 @@ def publish(
 ) -> Publication:
     """Offers the tensors of a module or state dict to readers, from each rank that has a part of them.
 
-    `directory`: where readers look for `name`: a torch.distributed Store or a Directory; None where the offer travels
-    otherwise. `memory`: "in_place", where the tensors are; "shared", the same, moved into memory that readers on this
-    host can map (the tensors stay the same objects); "copy", in a copy in such memory, which `Publication.publish`
-    renews, so that readers and training are not in each other's way. `layouts`: of tensors that are not DTensors; other
-    plain tensors are the same on all ranks. `rank`, `ranks`: of torch.distributed where it is in use, else 0 of 1.
+    `directory`: where readers look for `name`: a torch.distributed Store, "torch" for that of the process group, the
+    address of a NameServer, or a Directory; None where the offer travels otherwise. `memory`: "in_place", where the
+    tensors are; "shared", the same, moved into memory that readers on this host can map (the tensors stay the same
+    objects); "copy", in a copy in such memory, which `Publication.publish` renews, so that readers and training are not
+    in each other's way. `layouts`: of tensors that are not DTensors; other plain tensors are the same on all ranks.
+    `rank`, `ranks`: of torch.distributed where it is in use, else 0 of 1.
 
     Raises ConfigError or RegistrationError, before anything is offered.
     """
@@ -212,14 +214,21 @@ class Reader:
             units=units,
         )
 
-    def fetch(self, *, version: int | None = None, newer_than: int | None = None, timeout: float | None = 60) -> Report:
+    def fetch(
+        self,
+        *,
+        version: int | None = None,
+        newer_than: int | None = None,
+        timeout: float | None = 60,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> Report:
         """Reads one version: this one, or one that is newer than that, or whichever there is; waits for it, and begins
-        again where it is written meanwhile.
+        again where it is written meanwhile. `progress`: called with the bytes read so far and those of all.
 
         Raises VersionChanged where no version stayed long enough, TransferTimeout where there was none in time, and
         PeerLost naming what is lost. The tensors are then partly written.
         """
-        return self.repeated(self.reshard.run, version, newer_than, Deadline(timeout))
+        return self.repeated(partial(self.reshard.run, progress=progress), version, newer_than, Deadline(timeout))
 
     def repeated(
         self, run: Callable[..., Report], version: int | None, newer_than: int | None, deadline: Deadline
