@@ -78,6 +78,7 @@ struct SmallFloat {
   static constexpr int kShift = 23 - kMantissa;  // from this mantissa to fp32's
   static constexpr uint32_t kRebias = uint32_t(127 - kBias) << 23;
   static constexpr uint32_t kLargestAsFloat = (kLargest << kShift) + kRebias;  // bits of the largest finite value
+  static constexpr uint32_t kOverAsFloat = kLargestAsFloat + (1u << kShift);   // one step more: the pattern after it
 
   MR_HOST_DEVICE static float to_float(Bits bits) {
     const uint32_t magnitude = bits & kMagnitude;
@@ -86,7 +87,10 @@ struct SmallFloat {
     const float step = float_from_bits(uint32_t(127 + 1 - kBias - kMantissa) << 23);
     const uint32_t subnormal = float_bits(float(int32_t(magnitude)) * step);
     uint32_t out = magnitude < (1u << kMantissa) ? subnormal : normal;
-    if (kSpecial == Special::ieee) out = magnitude >= kTop ? ((magnitude - kTop) << kShift) | kFloatInf : out;
+    if (kSpecial == Special::ieee) {
+      const uint32_t quiet = magnitude > kTop ? kFloatNaN : kFloatInf;
+      out = magnitude >= kTop ? ((magnitude - kTop) << kShift) | quiet : out;
+    }
     if (kSpecial == Special::one_nan) out = magnitude == kMagnitude ? kFloatNaN : out;
     if (kSpecial == Special::fnuz) out = (bits & (kSign | kMagnitude)) == kSign ? kFloatNaN : out;
     const uint32_t sign = kSpecial == Special::fnuz && magnitude == 0 ? 0 : uint32_t(bits & kSign);
@@ -97,19 +101,17 @@ struct SmallFloat {
     const uint32_t all = float_bits(value);
     uint32_t in = all & 0x7fffffffu;
     const bool nan = in > kFloatInf;
-    saturate = saturate || kSpecial == Special::one_nan;
-    if (saturate) in = in > kLargestAsFloat ? kLargestAsFloat : in;
+    // One step too large is the pattern that overflow should be: Inf, or the NaN of fnuz.
+    const uint32_t most = saturate || kSpecial == Special::one_nan ? kLargestAsFloat : kOverAsFloat;
+    in = in > most ? most : in;
     // Added to a power of two whose last place is the format's smallest step, a number is rounded by the processor.
     const uint32_t power = uint32_t(127 + 1 - kBias - kMantissa + 23) << 23;
     const uint32_t subnormal = float_bits(float_from_bits(in) + float_from_bits(power)) - power;
     const uint32_t normal = (in - kRebias + (1u << (kShift - 1)) - 1 + ((in >> kShift) & 1)) >> kShift;
-    uint32_t out = in < uint32_t(128 - kBias) << 23 ? subnormal : normal;
-    // One step too large and rounded up is the pattern of Inf (or NaN) already; more is cut to it.
-    const uint32_t over = kSpecial == Special::ieee ? kTop : kNaN;
-    if (!saturate) out = out > over || in >= kFloatInf ? over : out;
-    const uint32_t sign = (all >> 31) << (kExponent + kMantissa);
-    const uint32_t keep = kSpecial == Special::fnuz && out == 0 ? 0 : sign;
-    return Bits(nan ? kNaN : out | keep);
+    const uint32_t out = in < uint32_t(128 - kBias) << 23 ? subnormal : normal;
+    uint32_t sign = (all >> 31) << (kExponent + kMantissa);
+    if (kSpecial == Special::fnuz) sign = out == 0 ? 0 : sign;
+    return Bits(nan ? kNaN : out | sign);
   }
 
   MR_HOST_DEVICE static float largest() { return float_from_bits(kLargestAsFloat); }

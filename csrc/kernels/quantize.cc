@@ -1,6 +1,7 @@
 #include <algorithm>
 
 #include "elements.h"
+#include "floats.h"
 #include "kernels.h"
 #include "vectorised.h"
 
@@ -101,56 +102,35 @@ struct QuantizeLoop {
   }
 };
 
-struct DequantizeJob {
-  const void* q;
-  const float* scales;
-  void* out;
-  size_t count, block;
-};
-
-template <typename Q, typename Out>
-struct DequantizeLoop {
-  MR_HOST_DEVICE static void run(const DequantizeJob& job) {
-    for (size_t begin = 0, at = 0; begin < job.count; begin += job.block, ++at) {
-      const size_t size = job.count - begin < job.block ? job.count - begin : job.block;
-      const auto* q = static_cast<const typename Q::Storage*>(job.q) + begin;
-      auto* out = static_cast<typename Out::Storage*>(job.out) + begin;
-      const float scale = job.scales[at];
-      for (size_t i = 0; i < size; ++i) out[i] = Out::store(Q::to_float(q[i]) * scale);
-    }
+// out = or += values * scale
+template <bool kAdd>
+struct Scale {
+  MR_HOST_DEVICE static void run(float* __restrict out, const float* __restrict values, float scale, size_t count) {
+    for (size_t i = 0; i < count; ++i) out[i] = kAdd ? out[i] + values[i] * scale : values[i] * scale;
   }
 };
 
-struct DequantizeSumJob {
-  const void* const* qs;
-  const float* const* scales;
-  size_t num_shards;
-  float* out;
-  size_t count, block;
-};
-
-template <typename Q>
-struct DequantizeSumLoop {
-  MR_HOST_DEVICE static void run(const DequantizeSumJob& job) {
-    constexpr size_t kPiece = 2048;
-    for (size_t start = 0, at = 0; start < job.count; start += job.block, ++at) {
-      const size_t end = job.count - start < job.block ? job.count : start + job.block;
-      for (size_t begin = start; begin < end; begin += kPiece) {
-        const size_t size = end - begin < kPiece ? end - begin : kPiece;
-        float* out = job.out + begin;
-        for (size_t shard = 0; shard < job.num_shards; ++shard) {
-          const auto* q = static_cast<const typename Q::Storage*>(job.qs[shard]) + begin;
-          const float scale = job.scales[shard][at];
-          if (shard == 0)
-            for (size_t i = 0; i < size; ++i) out[i] = Q::to_float(q[i]) * scale;
-          else
-            for (size_t i = 0; i < size; ++i) out[i] += Q::to_float(q[i]) * scale;
-        }
-        for (size_t i = 0; i < size; ++i) out[i] = out[i] != out[i] ? float_from_bits(kFloatNaN) : out[i];
-      }
-    }
+struct OneNaN {
+  MR_HOST_DEVICE static void run(float* values, size_t count) {
+    for (size_t i = 0; i < count; ++i) values[i] = values[i] != values[i] ? float_from_bits(kFloatNaN) : values[i];
   }
 };
+
+constexpr size_t kPiece = 2048;  // elements whose values in fp32 stay in the innermost cache
+
+// Elements [begin, begin + count) of a quantised run, with their scales, into or added to `out`.
+void scaled(mr_dtype dtype, const void* q, const float* scales, size_t begin, size_t count, size_t block, bool add,
+            float* out) {
+  alignas(64) float values[kPiece];
+  to_floats(dtype, static_cast<const uint8_t*>(q) + begin, values, count);
+  for (size_t at = begin; at < begin + count;) {
+    const size_t end = std::min((at / block + 1) * block, begin + count), i = at - begin;
+    const auto run = add ? run_vectorised<Scale<true>, float*, const float*, float, size_t>
+                         : run_vectorised<Scale<false>, float*, const float*, float, size_t>;
+    run(out + i, values + i, scales[at / block], end - at);
+    at = end;
+  }
+}
 
 }  // namespace
 
@@ -171,19 +151,24 @@ void quantize(mr_dtype x_dtype, const void* x, mr_dtype q_dtype, void* q, float*
 
 void dequantize(mr_dtype q_dtype, const void* q, const float* scales, mr_dtype out_dtype, void* out, size_t count,
                 size_t block) {
-  const DequantizeJob job{q, scales, out, count, block};
-  with_quantized(q_dtype, [&](auto from) {
-    with_float(out_dtype, [&](auto to) {
-      run_vectorised<DequantizeLoop<decltype(from), decltype(to)>, const DequantizeJob&>(job);
-    });
-  });
+  alignas(64) float values[kPiece];
+  for (size_t begin = 0; begin < count; begin += kPiece) {
+    const size_t size = std::min(kPiece, count - begin);
+    const bool direct = out_dtype == MR_F32;
+    float* const to = direct ? static_cast<float*>(out) + begin : values;
+    scaled(q_dtype, q, scales, begin, size, block, false, to);
+    if (!direct) from_floats(out_dtype, values, static_cast<uint8_t*>(out) + begin * dtype_size(out_dtype), size);
+  }
 }
 
 void dequantize_sum(mr_dtype q_dtype, const void* const* qs, const float* const* scales, size_t num_shards, float* out,
                     size_t count, size_t block) {
-  const DequantizeSumJob job{qs, scales, num_shards, out, count, block};
-  with_quantized(q_dtype,
-                 [&](auto from) { run_vectorised<DequantizeSumLoop<decltype(from)>, const DequantizeSumJob&>(job); });
+  for (size_t begin = 0; begin < count; begin += kPiece) {
+    const size_t size = std::min(kPiece, count - begin);
+    for (size_t shard = 0; shard < num_shards; ++shard)
+      scaled(q_dtype, qs[shard], scales[shard], begin, size, block, shard > 0, out + begin);
+    run_vectorised<OneNaN>(out + begin, size);
+  }
 }
 
 }  // namespace mr::kernels

@@ -1,7 +1,10 @@
 #include <algorithm>
+#include <cstring>
 #include <type_traits>
 
+#include "../memory/strided_copy.h"
 #include "elements.h"
+#include "floats.h"
 #include "kernels.h"
 #include "vectorised.h"
 
@@ -44,51 +47,145 @@ struct Max {
   }
 };
 
-struct Job {
-  const void* const* shards;
-  size_t num_shards;
-  void* out;
-  size_t count;
-  bool average;
-};
-
-template <typename Value>
-MR_HOST_DEVICE Value canonical(Value value) {
-  if constexpr (std::is_floating_point_v<Value>) return value != value ? Value(__builtin_nanf("")) : value;
-  return value;
-}
-
-template <typename Element, typename Op>
-struct ReduceLoop {
-  using Storage = typename Element::Storage;
-  using Value = typename Element::Value;
-
-  MR_HOST_DEVICE static void run(const Job& job) {
-    constexpr size_t kPiece = 8192 / sizeof(Value);  // partial results stay in the innermost cache
-    alignas(64) Value partial[kPiece];
-    for (size_t begin = 0; begin < job.count; begin += kPiece) {
-      const size_t size = job.count - begin < kPiece ? job.count - begin : kPiece;
-      const Storage* first = static_cast<const Storage*>(job.shards[0]) + begin;
-      for (size_t i = 0; i < size; ++i) partial[i] = Element::load(first[i]);
-      for (size_t shard = 1; shard < job.num_shards; ++shard) {
-        const Storage* next = static_cast<const Storage*>(job.shards[shard]) + begin;
-        for (size_t i = 0; i < size; ++i) partial[i] = Op::combine(partial[i], Element::load(next[i]));
-      }
-      if (job.average) {
-        if constexpr (std::is_floating_point_v<Value>) {
-          const Value divisor = Value(job.num_shards);
-          for (size_t i = 0; i < size; ++i) partial[i] /= divisor;
-        }
-      }
-      Storage* out = static_cast<Storage*>(job.out) + begin;
-      for (size_t i = 0; i < size; ++i) out[i] = Element::store(canonical(partial[i]));
-    }
+// Several shards at a time: their streams are read side by side, as memory likes it.
+template <typename Op, typename T>
+struct FirstTwo {
+  MR_HOST_DEVICE static void run(T* __restrict partial, const T* a, const T* b, size_t count) {
+    for (size_t i = 0; i < count; ++i) partial[i] = Op::combine(a[i], b[i]);
   }
 };
 
+template <typename Op, typename T>
+struct FirstFour {
+  MR_HOST_DEVICE static void run(T* __restrict partial, const T* a, const T* b, const T* c, const T* d, size_t count) {
+    for (size_t i = 0; i < count; ++i) partial[i] = Op::combine(Op::combine(Op::combine(a[i], b[i]), c[i]), d[i]);
+  }
+};
+
+template <typename Op, typename T>
+struct NextOne {
+  MR_HOST_DEVICE static void run(T* __restrict partial, const T* a, size_t count) {
+    for (size_t i = 0; i < count; ++i) partial[i] = Op::combine(partial[i], a[i]);
+  }
+};
+
+template <typename Op, typename T>
+struct NextThree {
+  MR_HOST_DEVICE static void run(T* __restrict partial, const T* a, const T* b, const T* c, size_t count) {
+    for (size_t i = 0; i < count; ++i) partial[i] = Op::combine(Op::combine(Op::combine(partial[i], a[i]), b[i]), c[i]);
+  }
+};
+
+template <typename T>
+struct Divide {
+  MR_HOST_DEVICE static void run(T* partial, T divisor, size_t count) {
+    for (size_t i = 0; i < count; ++i) partial[i] /= divisor;
+  }
+};
+
+// Processors differ in which of two NaNs comes out of a sum.
+template <typename T>
+struct OneNaN {
+  MR_HOST_DEVICE static void run(T* partial, size_t count) {
+    const T nan = T(__builtin_nanf(""));
+    for (size_t i = 0; i < count; ++i) partial[i] = partial[i] != partial[i] ? nan : partial[i];
+  }
+};
+
+// The results of one piece are worked out in the innermost cache, in the type of arithmetic, and then stored.
+template <typename Value, typename Op>
+class Reduction {
+ public:
+  Reduction(mr_dtype dtype, const void* const* shards, size_t num_shards, void* out, size_t count)
+      : shards_(shards),
+        num_shards_(num_shards),
+        out_(static_cast<uint8_t*>(out)),
+        dtype_(dtype),
+        is_value_(dtype_size(dtype) == sizeof(Value)) {
+    // Those that do not stay in the caches anyway need not pass through them, unless they are there: as a shard.
+    streaming_ = count * dtype_size(dtype) * (num_shards + 1) >= kStreamingBytes &&
+                 std::find(shards, shards + num_shards, out) == shards + num_shards;
+  }
+
+  void piece(size_t begin, size_t count, bool average) {
+    size_t shard = 0;
+    const auto next = [&](size_t slot) { return values(shard++, slot, begin, count); };
+    if (num_shards_ >= 4) {
+      const Value *a = next(0), *b = next(1), *c = next(2), *d = next(3);
+      run_vectorised<FirstFour<Op, Value>>(partial_, a, b, c, d, count);
+    } else if (num_shards_ >= 2) {
+      const Value *a = next(0), *b = next(1);
+      run_vectorised<FirstTwo<Op, Value>>(partial_, a, b, count);
+    } else {
+      std::memcpy(partial_, next(0), count * sizeof(Value));
+    }
+    while (num_shards_ - shard >= 3) {
+      const Value *a = next(0), *b = next(1), *c = next(2);
+      run_vectorised<NextThree<Op, Value>>(partial_, a, b, c, count);
+    }
+    while (shard < num_shards_) {
+      const Value* a = next(0);
+      run_vectorised<NextOne<Op, Value>>(partial_, a, count);
+    }
+    if constexpr (std::is_floating_point_v<Value>)
+      if (average) run_vectorised<Divide<Value>>(partial_, Value(num_shards_), count);
+    store(begin, count);
+  }
+
+  // Elements at a time. Few where shards are converted one after the other: memory likes streams that go on side by
+  // side.
+  size_t piece_size() const { return is_value_ ? kPiece : kConvertedPiece; }
+
+ private:
+  const Value* values(size_t shard, size_t slot, size_t begin, size_t count) {
+    const auto* at = static_cast<const uint8_t*>(shards_[shard]) + begin * dtype_size(dtype_);
+    if (is_value_) return reinterpret_cast<const Value*>(at);
+    if constexpr (std::is_same_v<Value, float>) to_floats(dtype_, at, widened_[slot], count);
+    return widened_[slot];
+  }
+
+  void store(size_t begin, size_t count) {
+    uint8_t* const to = out_ + begin * dtype_size(dtype_);
+    if constexpr (std::is_same_v<Value, float>)
+      if (!is_value_) return from_floats(dtype_, partial_, to, count);
+    if constexpr (std::is_floating_point_v<Value>) run_vectorised<OneNaN<Value>>(partial_, count);
+    const auto* from = reinterpret_cast<const uint8_t*>(partial_);
+    if (streaming_)
+      streaming_copy(to, from, count * sizeof(Value));
+    else
+      std::memcpy(to, from, count * sizeof(Value));
+  }
+
+  static constexpr size_t kPiece = 2048 / sizeof(Value), kConvertedPiece = 256;
+
+  const void* const* shards_;
+  const size_t num_shards_;
+  uint8_t* const out_;
+  const mr_dtype dtype_;
+  const bool is_value_;
+  bool streaming_;
+  alignas(64) Value partial_[kPiece];
+  alignas(64) Value widened_[4][std::is_same_v<Value, float> ? kConvertedPiece : 1];
+};
+
+// use(Value()) with the type that a dtype's arithmetic is done in. A bool is a byte, 0 or 1.
+template <typename Use>
+void with_value(mr_dtype dtype, const Use& use) {
+  with_element(dtype, [&](auto element) {
+    using Value = typename decltype(element)::Value;
+    use(std::conditional_t<std::is_same_v<Value, bool>, uint8_t, Value>());
+  });
+}
+
 template <typename Op>
-void reduce_with(mr_dtype dtype, const Job& job) {
-  with_element(dtype, [&](auto element) { run_vectorised<ReduceLoop<decltype(element), Op>, const Job&>(job); });
+void reduce_with(mr_dtype dtype, const void* const* shards, size_t num_shards, void* out, size_t count, bool average) {
+  with_value(dtype, [&](auto value) {
+    using Value = decltype(value);
+    Reduction<Value, Op> reduction(dtype, shards, num_shards, out, count);
+    const size_t most = reduction.piece_size();
+    for (size_t begin = 0; begin < count; begin += most) reduction.piece(begin, std::min(most, count - begin), average);
+    finish_streaming();
+  });
 }
 
 }  // namespace
@@ -100,17 +197,16 @@ bool can_reduce(mr_dtype dtype, ReduceOp op) {
 }
 
 void reduce(mr_dtype dtype, ReduceOp op, const void* const* shards, size_t num_shards, void* out, size_t count) {
-  const Job job{shards, num_shards, out, count, op == ReduceOp::avg};
   switch (op) {
     case ReduceOp::sum:
     case ReduceOp::avg:
-      return reduce_with<Sum>(dtype, job);
+      return reduce_with<Sum>(dtype, shards, num_shards, out, count, op == ReduceOp::avg);
     case ReduceOp::min:
-      return reduce_with<Min>(dtype, job);
+      return reduce_with<Min>(dtype, shards, num_shards, out, count, false);
     case ReduceOp::max:
-      return reduce_with<Max>(dtype, job);
+      return reduce_with<Max>(dtype, shards, num_shards, out, count, false);
     case ReduceOp::prod:
-      return reduce_with<Product>(dtype, job);
+      return reduce_with<Product>(dtype, shards, num_shards, out, count, false);
   }
 }
 

@@ -13,7 +13,7 @@ Isa isa();                 // in use: the best, unless use_isa said otherwise
 void use_isa(Isa wanted);  // for tests; not above best_isa()
 
 #if defined(__x86_64__)
-#define MR_AVX2 __attribute__((target("avx2")))
+#define MR_AVX2 __attribute__((target("avx2,f16c")))
 #define MR_AVX512 __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,prefer-vector-width=512")))
 #else
 #define MR_AVX2

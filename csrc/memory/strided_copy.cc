@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstring>
+#include <type_traits>
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -10,33 +11,96 @@
 namespace mr {
 namespace {
 
-void copy_run(uint8_t* to, const uint8_t* from, uint64_t length, bool streaming) {
+// Every copy is between `packed` and `strided`; the direction is a template's parameter.
+template <bool kGather>
+void move(uint8_t* packed, uint8_t* strided, uint64_t length) {
+  std::memcpy(kGather ? packed : strided, kGather ? strided : packed, length);
+}
+
+template <bool kGather>
+void move_run(uint8_t* packed, uint8_t* strided, uint64_t length, bool streaming) {
   if (streaming && length >= kStreamingRun)
-    streaming_copy(to, from, length);
+    streaming_copy(kGather ? packed : strided, kGather ? strided : packed, length);
   else
-    std::memcpy(to, from, length);
+    move<kGather>(packed, strided, length);
+}
+
+// Calls use with a short run's length: as a constant, where it is one that elements have.
+template <typename Use>
+void with_run(uint64_t run, const Use& use) {
+  // clang-format off
+  switch (run) {
+    case 1: return use(std::integral_constant<uint64_t, 1>());
+    case 2: return use(std::integral_constant<uint64_t, 2>());
+    case 4: return use(std::integral_constant<uint64_t, 4>());
+    case 8: return use(std::integral_constant<uint64_t, 8>());
+    case 16: return use(std::integral_constant<uint64_t, 16>());
+    case 32: return use(std::integral_constant<uint64_t, 32>());
+    case 64: return use(std::integral_constant<uint64_t, 64>());
+    default: return use(run);
+  }
+  // clang-format on
+}
+
+constexpr uint64_t kShortRun = 256;  // up to here the way to the next run costs as much as the run
+constexpr uint64_t kTileRows = 8;    // rows of a transposition that are carried out side by side
+
+// The innermost dimension in one loop; and where the one around it has the smaller steps, as in a transposed matrix,
+// some of its rows at a time, so that what is read (or written) of each line of memory is used while it is in the
+// cache.
+template <bool kGather>
+uint64_t move_short_runs(uint8_t* packed, uint8_t* base, const View& view, Cursor& cursor, uint64_t length) {
+  const auto& dims = view.dims();
+  const size_t last = dims.size() - 1;
+  const View::Dim inner = dims[last];
+  const uint64_t run = view.run(), row = inner.count * run;
+  uint8_t* const at = base + cursor.peek(run).offset;
+  if (last > 0 && dims[last - 1].stride < inner.stride && length >= kTileRows * row &&
+      cursor.is_at_start_of(last - 1) && cursor.steps_left(last - 1) >= kTileRows) {
+    const uint64_t outer_stride = dims[last - 1].stride;
+    with_run(run, [&](auto size) {
+      for (uint64_t j = 0; j < inner.count; ++j)
+        for (uint64_t i = 0; i < kTileRows; ++i)
+          move<kGather>(packed + i * row + j * size, at + i * outer_stride + j * inner.stride, size);
+    });
+    cursor.step(last - 1, kTileRows, kTileRows * row);
+    return kTileRows * row;
+  }
+  const uint64_t steps = std::min(cursor.steps_left(last), length / run);
+  with_run(run, [&](auto size) {
+    for (uint64_t j = 0; j < steps; ++j) move<kGather>(packed + j * size, at + j * inner.stride, size);
+  });
+  cursor.step(last, steps, steps * run);
+  return steps * run;
+}
+
+template <bool kGather>
+void move_view(uint8_t* packed, uint8_t* base, const View& view, uint64_t begin, uint64_t length, bool streaming) {
+  Cursor cursor(view, begin);
+  const bool is_short = view.run() <= kShortRun && !view.is_contiguous();
+  while (length > 0) {
+    uint64_t moved;
+    if (is_short && length >= view.run() && cursor.is_at_start_of(view.dims().size() - 1)) {
+      moved = move_short_runs<kGather>(packed, base, view, cursor, length);
+    } else {
+      const auto run = cursor.next(length);
+      move_run<kGather>(packed, base + run.offset, run.length, streaming);
+      moved = run.length;
+    }
+    packed += moved;
+    length -= moved;
+  }
+  if (streaming) finish_streaming();
 }
 
 }  // namespace
 
 void gather(uint8_t* packed, const uint8_t* base, const View& view, uint64_t begin, uint64_t length, bool streaming) {
-  Cursor cursor(view, begin);
-  while (length > 0) {
-    const auto run = cursor.next(length);
-    copy_run(packed, base + run.offset, run.length, streaming);
-    packed += run.length;
-    length -= run.length;
-  }
+  move_view<true>(packed, const_cast<uint8_t*>(base), view, begin, length, streaming);
 }
 
 void scatter(uint8_t* base, const View& view, const uint8_t* packed, uint64_t begin, uint64_t length, bool streaming) {
-  Cursor cursor(view, begin);
-  while (length > 0) {
-    const auto run = cursor.next(length);
-    copy_run(base + run.offset, packed, run.length, streaming);
-    packed += run.length;
-    length -= run.length;
-  }
+  move_view<false>(const_cast<uint8_t*>(packed), base, view, begin, length, streaming);
 }
 
 #ifdef __SSE2__
@@ -55,11 +119,13 @@ void streaming_copy(uint8_t* dst, const uint8_t* src, uint64_t length) {
     _mm_stream_si128(to + 2, c);
     _mm_stream_si128(to + 3, d);
   }
-  _mm_sfence();  // these stores are not ordered otherwise: what follows says that the bytes are there
   std::memcpy(dst, src, length);
 }
+
+void finish_streaming() { _mm_sfence(); }  // these stores are not ordered otherwise
 #else
 void streaming_copy(uint8_t* dst, const uint8_t* src, uint64_t length) { std::memcpy(dst, src, length); }
+void finish_streaming() {}
 #endif
 
 }  // namespace mr

@@ -10,8 +10,10 @@ namespace mr {
 void gather(uint8_t* packed, const uint8_t* base, const View& view, uint64_t begin, uint64_t length, bool streaming);
 void scatter(uint8_t* base, const View& view, const uint8_t* packed, uint64_t begin, uint64_t length, bool streaming);
 
-// memcpy with non-temporal stores: the destination does not pass through the caches.
+// memcpy with non-temporal stores: the destination does not pass through the caches. Before another thread is told that
+// the bytes are there, the one that stored them calls finish_streaming.
 void streaming_copy(uint8_t* dst, const uint8_t* src, uint64_t length);
+void finish_streaming();
 
 // From here on a copy does not stay in a cache anyway, and stores that go round it spare the read of each destination
 // line: 26 GB/s instead of 21 for 64 MiB where this was measured (libc's memcpy in one piece); below, caches win.

@@ -135,11 +135,32 @@ void Cursor::advance(uint64_t length) {
   in_run_ += length;
   if (in_run_ < view_->run() || left() == 0) return;
   in_run_ = 0;
-  for (size_t i = dims.size(); i-- > 0;) {
-    run_offset_ += dims[i].stride;
-    if (++index_[i] < dims[i].count) return;
-    run_offset_ -= dims[i].stride * dims[i].count;
-    index_[i] = 0;
+  run_offset_ += dims.back().stride;
+  ++index_[dims.size() - 1];
+  carry(dims.size() - 1);
+}
+
+bool Cursor::is_at_start_of(size_t dim) const {
+  for (size_t i = dim + 1; i < view_->dims().size(); ++i)
+    if (index_[i] != 0) return false;
+  return in_run_ == 0;
+}
+
+void Cursor::step(size_t dim, uint64_t steps, uint64_t bytes) {
+  position_ += bytes;
+  if (left() == 0) return;
+  run_offset_ += steps * view_->dims()[dim].stride;
+  index_[dim] += steps;
+  carry(dim);
+}
+
+void Cursor::carry(size_t dim) {
+  const auto& dims = view_->dims();
+  for (; index_[dim] == dims[dim].count; --dim) {
+    run_offset_ -= dims[dim].stride * dims[dim].count;
+    index_[dim] = 0;
+    run_offset_ += dims[dim - 1].stride;
+    ++index_[dim - 1];
   }
 }
 

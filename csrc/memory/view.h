@@ -58,7 +58,14 @@ class Cursor {
     return run;
   }
 
+  // Whole steps of a dimension, from where all that is inside of it is at its beginning.
+  bool is_at_start_of(size_t dim) const;
+  uint64_t steps_left(size_t dim) const { return view_->dims()[dim].count - index_[dim]; }
+  void step(size_t dim, uint64_t steps, uint64_t bytes);  // at most steps_left, `bytes` together
+
  private:
+  void carry(size_t dim);
+
   const View* view_;
   uint64_t position_ = 0, run_offset_ = 0, in_run_ = 0;
   uint64_t index_[MR_MAX_DIMS] = {};

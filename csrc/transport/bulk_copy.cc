@@ -24,7 +24,7 @@ void BulkCopy::copy(uint64_t begin, uint64_t length) const {
     uint8_t* const to = dst_ + dst_view_->offset() + begin;
     const uint8_t* const from = src_ + src_view_->offset() + begin;
     if (streaming_ && overlap_ == Overlap::none)
-      streaming_copy(to, from, length);
+      streaming_copy(to, from, length), finish_streaming();
     else
       std::memmove(to, from, length);
     return;
@@ -51,6 +51,7 @@ void BulkCopy::copy_strided(uint64_t begin, uint64_t length) const {
     from.advance(source.length);
     length -= source.length;
   }
+  if (streaming_) finish_streaming();
 }
 
 }  // namespace mr

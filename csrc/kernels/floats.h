@@ -1,0 +1,14 @@
+// Runs of small floating formats (and int8) to and from fp32: the loops that other kernels are made of.
+#pragma once
+
+#include <cstddef>
+
+#include "float_formats.h"
+
+namespace mr::kernels {
+
+void to_floats(mr_dtype dtype, const void* src, float* dst, size_t count);
+void from_floats(mr_dtype dtype, const float* src, void* dst,
+                 size_t count);  // rounded as from_float does, not saturating
+
+}  // namespace mr::kernels
