@@ -430,6 +430,7 @@ def test_the_gradient_of_a_minimum_goes_to_the_first_that_has_it() -> None:
 F32, F16, I8 = torch.ones(32), torch.ones(32, dtype=torch.float16), torch.ones(32, dtype=torch.int8)
 SCALES, GRAD = torch.ones(2), torch.ones(32, requires_grad=True)
 META = torch.ones(32, device="meta")
+ODD = torch.frombuffer(bytearray(132), dtype=torch.float32, offset=1, count=32)
 Q: Any = kernels.quantize_into
 BAD: list[tuple[str, Callable[[], object]]] = [
     ("parts must be a list or tuple of tensors, got Tensor", lambda: kernels.pack(F32)),  # type: ignore[arg-type]
@@ -438,6 +439,7 @@ BAD: list[tuple[str, Callable[[], object]]] = [
     ("parts[0] must be a plain strided tensor", lambda: kernels.pack([F32.to_sparse()])),
     ("dtype must be given where parts have several", lambda: kernels.pack([F32, F16])),
     ("dtype must be one of uint8, ", lambda: kernels.pack([F32], torch.complex64)),
+    ("x must have elements aligned to their size", lambda: kernels.quantize(ODD, torch.int8, 16)),
     ("parts must all be on cpu, got one on meta", lambda: kernels.pack([F32, META])),
     (
         "out must have 32 elements, as many as parts together, got 31",
@@ -500,3 +502,10 @@ def test_bad_arguments_are_named_and_nothing_is_written(message: str, call: Call
     assert message in str(caught.value)
     for tensor in (F32, F16, I8, SCALES):
         assert bool((tensor == 1).all())
+
+
+def test_bytes_may_lie_anywhere() -> None:
+    out = torch.ones(33, dtype=torch.float32)
+    kernels.pack_bytes_into([ODD, F32[:1]], out)
+    assert out.tolist() == [0.0] * 32 + [1.0]
+    assert torch.equal(kernels.checksum(ODD, 64), kernels.checksum(torch.zeros(32), 64))

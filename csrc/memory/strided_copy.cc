@@ -42,8 +42,8 @@ void with_run(uint64_t run, const Use& use) {
   // clang-format on
 }
 
-constexpr uint64_t kShortRun = 256;  // up to here the way to the next run costs as much as the run
-constexpr uint64_t kTileRows = 8;    // rows of a transposition that are carried out side by side
+constexpr uint64_t kShortRun = 256;                 // up to here the way to the next run costs as much as the run
+constexpr uint64_t kTileRows = 32, kTileSteps = 8;  // of a transposition, carried out together
 
 // The innermost dimension in one loop; and where the one around it has the smaller steps, as in a transposed matrix,
 // some of its rows at a time, so that what is read (or written) of each line of memory is used while it is in the
@@ -55,16 +55,18 @@ uint64_t move_short_runs(uint8_t* packed, uint8_t* base, const View& view, Curso
   const View::Dim inner = dims[last];
   const uint64_t run = view.run(), row = inner.count * run;
   uint8_t* const at = base + cursor.peek(run).offset;
-  if (last > 0 && dims[last - 1].stride < inner.stride && length >= kTileRows * row &&
-      cursor.is_at_start_of(last - 1) && cursor.steps_left(last - 1) >= kTileRows) {
+  const bool transposed = last > 0 && dims[last - 1].stride < inner.stride && cursor.is_at_start_of(last - 1);
+  const uint64_t rows = transposed ? std::min({kTileRows, cursor.steps_left(last - 1), length / row}) : 0;
+  if (rows > 1) {
     const uint64_t outer_stride = dims[last - 1].stride;
     with_run(run, [&](auto size) {
-      for (uint64_t j = 0; j < inner.count; ++j)
-        for (uint64_t i = 0; i < kTileRows; ++i)
-          move<kGather>(packed + i * row + j * size, at + i * outer_stride + j * inner.stride, size);
+      for (uint64_t begin = 0; begin < inner.count; begin += kTileSteps)
+        for (uint64_t i = 0; i < rows; ++i)
+          for (uint64_t j = begin; j < std::min(begin + kTileSteps, inner.count); ++j)
+            move<kGather>(packed + i * row + j * size, at + i * outer_stride + j * inner.stride, size);
     });
-    cursor.step(last - 1, kTileRows, kTileRows * row);
-    return kTileRows * row;
+    cursor.step(last - 1, rows, rows * row);
+    return rows * row;
   }
   const uint64_t steps = std::min(cursor.steps_left(last), length / run);
   with_run(run, [&](auto size) {

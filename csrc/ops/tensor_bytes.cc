@@ -66,6 +66,8 @@ void check_writable(const TensorBytes& bytes, const char* argument) {
 
 mr_dtype dtype_of(const Tensor& tensor, const char* argument) {
   using torch::headeronly::ScalarType;
+  const auto address = reinterpret_cast<uintptr_t>(tensor.const_data_ptr());
+  STD_TORCH_CHECK(address % tensor.element_size() == 0, argument, " has elements that are not aligned to their size");
   switch (tensor.scalar_type()) {
     case ScalarType::Byte:
       return MR_U8;

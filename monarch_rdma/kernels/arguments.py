@@ -19,20 +19,22 @@ def refuse(message: str) -> NoReturn:
     raise ConfigError(message)
 
 
-def check_tensor(value: object, argument: str) -> None:
+def check_tensor(value: object, argument: str, *, aligned: bool = True) -> None:
     if not isinstance(value, torch.Tensor):
         refuse(f"{argument} must be a tensor, got {type(value).__name__}")
     if value.layout != torch.strided:
         refuse(f"{argument} must be a plain strided tensor, got layout {value.layout}")
+    if aligned and _has_memory(value) and value.data_ptr() % value.element_size() != 0:
+        refuse(f"{argument} must have elements aligned to their size, got address {value.data_ptr():#x}")
 
 
-def check_tensors(values: object, argument: str, *, at_least: int = 0) -> None:
+def check_tensors(values: object, argument: str, *, at_least: int = 0, aligned: bool = True) -> None:
     if not isinstance(values, (list, tuple)):
         refuse(f"{argument} must be a list or tuple of tensors, got {type(values).__name__}")
     if len(values) < at_least:
         refuse(f"{argument} must hold at least {at_least} tensor, got {len(values)}")
     for i, value in enumerate(values):
-        check_tensor(value, f"{argument}[{i}]")
+        check_tensor(value, f"{argument}[{i}]", aligned=aligned)
 
 
 def check_dtype(dtype: object, allowed: Sequence[torch.dtype], argument: str) -> None:

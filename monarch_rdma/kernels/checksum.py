@@ -54,7 +54,7 @@ def checksum(x: torch.Tensor, block_bytes: int = 1 << 20) -> torch.Tensor:
 
     Raises ConfigError.
     """
-    check_tensor(x, "x")
+    check_tensor(x, "x", aligned=False)
     check_contiguous(x, "x")
     check_multiple(block_bytes, 8, "block_bytes")
     kernel = native("checksum", x.device)

@@ -216,8 +216,8 @@ def pack_bytes_into(parts: Tensors, out: torch.Tensor) -> None:
 
     Raises ConfigError, before anything is written.
     """
-    check_tensors(parts, "parts")
-    check_tensor(out, "out")
+    check_tensors(parts, "parts", aligned=False)
+    check_tensor(out, "out", aligned=False)
     _check_bytes(parts, "parts", out, "out")
     check_apart(out, "out", parts, "an element of parts")
     check_no_gradient([*parts, out], "pack_bytes_into", "pack")
@@ -233,8 +233,8 @@ def unpack_bytes_into(packed: torch.Tensor, outs: Tensors) -> None:
 
     Raises ConfigError, before anything is written.
     """
-    check_tensor(packed, "packed")
-    check_tensors(outs, "outs")
+    check_tensor(packed, "packed", aligned=False)
+    check_tensors(outs, "outs", aligned=False)
     _check_bytes(outs, "outs", packed, "packed")
     for i, out in enumerate(outs):
         check_own_elements(out, f"outs[{i}]")
