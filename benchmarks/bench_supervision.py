@@ -2,17 +2,24 @@
 
     python benchmarks/bench_supervision.py            about two minutes
     python benchmarks/bench_supervision.py --quick
+    python benchmarks/bench_supervision.py --monarch-python /path/to/venv/bin/python
 
-Each figure is a time on one clock of one host, from the signal on. `goal` is what was set out for.
+Each figure is a time on one clock of one host, from the signal on. `goal` is what was set out for. Beside it, the
+median of torchmonarch with its defaults in the same run, where that is installed here or in an environment whose
+interpreter --monarch-python or the environment variable MONARCH_RDMA_TEST_MONARCH_PYTHON names; that takes two minutes
+more.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import json
 import os
 import signal
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -34,10 +41,12 @@ class Figure:
     p50: float  # seconds
     p99: float
     goal: float
+    monarch: float | None = None  # p50
 
     def __str__(self) -> str:
         met = "met" if self.p99 <= self.goal else "missed"
-        return f"{self.what:<58} {self.rounds:>4}  {self.p50:>9.4f}  {self.p99:>9.4f}  {self.goal:>6g}  {met}"
+        line = f"{self.what:<58} {self.rounds:>4}  {self.p50:>9.4f}  {self.p99:>9.4f}  {self.goal:>6g}  {met:<6}"
+        return line if self.monarch is None else f"{line}  {self.monarch:>7.2f}  {self.monarch / self.p50:>6.0f} x"
 
 
 class Victim(Actor):
@@ -112,6 +121,44 @@ def restarted(rounds: int) -> list[float]:
     return taken
 
 
+class Clerk(Actor):
+    """Ends when it is told to, and goes on with what it has counted."""
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    @endpoint
+    def add(self) -> int:
+        self.count += 1
+        return self.count
+
+    @endpoint
+    def quit(self) -> None:
+        raise SystemExit(1)
+
+
+class KeptClerk(Clerk):
+    def __snapshot__(self) -> int:
+        return self.count
+
+    def __restore__(self, count: int) -> None:
+        self.count = count
+
+
+def actor_restarted(rounds: int) -> list[float]:
+    """Seconds from the call that ends an actor until a call to the new one is answered, its state restored."""
+    taken = []
+    with this_host().spawn_procs() as procs:
+        clerk = procs.supervised(max_restarts=None).spawn("clerk", KeptClerk)
+        for done in range(rounds):
+            assert clerk.add.call_one().get(LIMIT) == 2 * done + 1  # nothing is lost
+            at = time.monotonic()
+            assert clerk.quit.call_one().exception(LIMIT) is not None
+            assert clerk.add.call_one().get(LIMIT) == 2 * done + 2
+            taken.append(time.monotonic() - at)
+    return taken
+
+
 def _pid(victim: Any) -> int | None:
     try:
         return int(victim.pid.call_one().get(LIMIT))
@@ -119,21 +166,37 @@ def _pid(victim: Any) -> int | None:
         return None
 
 
-def figure(what: str, times: list[float], goal: float) -> Figure:
+def of_monarch(python: str | None, rounds: int, number: signal.Signals) -> dict[str, float | None]:
+    """Medians of torchmonarch, as `noticed` measures; none where there is none."""
+    if python is None:
+        return {"told": None, "ended": None}
+    command = [python, str(Path(__file__).with_name("supervision_peer.py")), str(rounds), number.name]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=True)
+    times: dict[str, list[float]] = json.loads(done.stdout.splitlines()[-1])
+    return {name: statistics.median(values) for name, values in times.items()}
+
+
+def figure(what: str, times: list[float], goal: float, monarch: float | None = None) -> Figure:
     p99 = sorted(times)[min(len(times) - 1, int(len(times) * 0.99))]
-    return Figure(what, len(times), statistics.median(times), p99, goal)
+    return Figure(what, len(times), statistics.median(times), p99, goal, monarch)
 
 
-def figures(quick: bool) -> list[Figure]:
+def figures(quick: bool, python: str | None) -> list[Figure]:
+    killed = of_monarch(python, 1 if quick else 5, signal.SIGKILL)
+    silent = of_monarch(python, 1, signal.SIGSTOP)
     told, ended = noticed(20 if quick else 200, signal.SIGKILL)
     stopped, _ = noticed(1 if quick else 3, signal.SIGSTOP)
     back = restarted(10 if quick else 100)
+    again = actor_restarted(20 if quick else 200)
     timeout = float(config.get("heartbeat_timeout"))
     return [
-        figure("SIGKILL, until the owner's handler runs", told, 0.1),
-        figure("SIGKILL, until 20 calls that waited have ended", ended, 0.1),
-        figure(f"SIGSTOP, until the owner's handler runs (timeout {timeout:g} s)", stopped, timeout + 0.5),
+        figure("SIGKILL, until the owner's handler runs", told, 0.1, killed["told"]),
+        figure("SIGKILL, until 20 calls that waited have ended", ended, 0.1, killed["ended"]),
+        figure(
+            f"SIGSTOP, until the owner's handler runs (timeout {timeout:g} s)", stopped, timeout + 0.5, silent["told"]
+        ),
         figure("SIGKILL, until the new process answers, torch imported", back, 1.0),
+        figure("an actor ends, until the new one answers, with its state", again, 1.0),
     ]
 
 
@@ -141,11 +204,21 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="fewer rounds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures there")
+    parser.add_argument(
+        "--monarch-python",
+        metavar="PYTHON",
+        default=os.environ.get("MONARCH_RDMA_TEST_MONARCH_PYTHON"),
+        help="an interpreter that has torchmonarch [this one, where it has]",
+    )
     arguments = parser.parse_args()
+    python = arguments.monarch_python or (sys.executable if importlib.util.find_spec("monarch") else None)
+    if python is None:
+        print("torchmonarch: left out, not installed (pip install torchmonarch==0.7.0, or --monarch-python)")
     hook: Callable[[MeshFailure], None] = lambda failure: print(failure.report())  # noqa: E731
     actor.unhandled_fault_hook = hook
-    found = figures(arguments.quick)
-    print(f"{'seconds':<58} {'n':>4}  {'p50':>9}  {'p99':>9}  {'goal':>6}")
+    found = figures(arguments.quick, python)
+    head = f"{'seconds':<58} {'n':>4}  {'p50':>9}  {'p99':>9}  {'goal':>6}"
+    print(head if python is None else f"{head}  {'':<6}  {'monarch':>7}")
     for each in found:
         print(each)
     if arguments.json is not None:

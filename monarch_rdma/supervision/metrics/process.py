@@ -97,7 +97,7 @@ counter("monarch_rdma_events_total", "Events, by kind.", _events)
 counter("monarch_rdma_failures_total", "Failures that this process has noticed.", _failures)
 counter(
     "monarch_rdma_restarts_total",
-    "Processes that this process had started again.",
+    "Processes and actors that this process had started again.",
     lambda: events.counts().get("restart.done", 0),
 )
 counter("monarch_rdma_process_cpu_seconds_total", "Processor time used.", time.process_time)
