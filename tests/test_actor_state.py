@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import re
 import signal
@@ -22,6 +23,7 @@ from monarch_rdma.actor import (
     ProcMesh,
     StateError,
     SupervisionError,
+    concurrent_endpoint,
     context,
     current_rank,
     endpoint,
@@ -298,6 +300,42 @@ def test_without_a_living_peer_there_is_no_new_beginning(client: HostMesh, fault
     kill_it(counters.slice(n=1))
     assert "no peer of counters gives its state: none lives" in faults.next().report()
     procs.stop().get(LIMIT)
+
+
+class NamesOfItsOwn(Actor):
+    snapshot_every = "noon"  # type: ignore[assignment]
+
+    @endpoint
+    def restore_from(self) -> str:  # type: ignore[override]
+        return "the attic"
+
+
+def test_a_class_without_the_hooks_may_use_the_names(procs: ProcMesh) -> None:
+    own = procs.supervised("always").spawn("own", NamesOfItsOwn)
+    assert own.restore_from.call().get(LIMIT).values() == ["the attic"] * 2
+    own.stop().get(LIMIT)
+
+
+class SlowToTell(AsyncCounter):
+    """Its hook gives way to others."""
+
+    @concurrent_endpoint
+    async def add_aside(self, amount: int) -> Any:
+        self.value += amount
+        return self.value
+
+    async def __snapshot__(self) -> Any:
+        value = self.value
+        await asyncio.sleep(0.05 if value == 1 else 0)
+        return value
+
+
+def test_the_last_state_kept_is_the_last_one_taken(procs: ProcMesh, faults: Faults) -> None:
+    counter = procs.supervised("always").spawn("counters", SlowToTell).slice(gpus=0)
+    calls = [counter.add_aside.call_one(1) for _ in range(5)]
+    assert sorted(call.get(LIMIT) for call in calls) == [1, 2, 3, 4, 5]
+    quit_it(counter)
+    assert counter.get.call_one().get(LIMIT) == 5
 
 
 class HalfSnapshot(Actor):

@@ -169,6 +169,38 @@ def test_without_a_keeper_nobody_waits(end: str) -> None:
     assert roster.routes([0], 5, 0.0)[1]  # that one may still be there
 
 
+def test_a_keeper_that_was_only_lost_from_here_is_asked_again() -> None:
+    roster, proc = a_roster()
+    roster.on_frame(news(*first()))
+    roster.on_frame(news(Place(1, 3, RESTARTING, 1, "mrdma://1/1", "it was killed")))
+    roster.on_keeper_back()  # it was never lost
+    assert not proc.posted
+    roster.on_lost(KEEPER.address, SupervisionError("the connection broke"))
+    assert roster.place(1).state == GONE
+    roster.on_keeper_back()
+    assert len(proc.posted) == 1 and not roster.routes([0], 5, 0.0)[1]  # nothing is known before it has spoken
+    now = [Place(0, 0, UP, 1, "mrdma://0/1", ""), Place(1, 4, UP, 2, "mrdma://1/2", ""), first()[2]]
+    roster.on_frame(news(*now))
+    assert roster.routes([0, 1], 5, 0.0) == ([("mrdma://0/1", 5), ("mrdma://1/2", 5)], True)
+    roster.on_frame(news(is_last=True, why="it was stopped"))
+    roster.on_keeper_back()
+    assert roster.is_closed and len(proc.posted) == 1
+
+
+def test_listeners_hear_of_news_until_they_do_not_want_to() -> None:
+    roster, _ = a_roster()
+    heard: list[int] = []
+
+    def listen() -> None:
+        heard.append(roster.generation)
+
+    roster.listen(listen)
+    roster.on_frame(news(Place(1, 1, GONE, 1, "mrdma://1/1", "killed")))
+    roster.unlisten(listen)
+    roster.on_frame(news(Place(2, 1, GONE, 1, "mrdma://2/1", "killed")))
+    assert len(heard) == 1
+
+
 def failed(why: str) -> Frame:
     body = encode_failure(SupervisionError(why)).body
     return Frame(message.SEND, message.FAILED, 0, 99, 0, 0, b"", b"", memoryview(body), KEEPER.address)

@@ -81,6 +81,7 @@ class Instance:
         self._handled = 0
         self._tasks: dict[asyncio.Task[None], Frame] = {}
         self._asides: set[asyncio.Task[None]] = set()  # snapshots under way
+        self._keep_lock: asyncio.Lock | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._driver: asyncio.Task[Any] | None = None
         self._actor: Any = None
@@ -171,11 +172,12 @@ class Instance:
             return self._keeping.send(state)
         if self._loop is None:
             return self._keeping.send(finish_coroutine(state))
-        self._loop.call_soon_threadsafe(self._start_keeping, state, kept)
+        state.close()  # others may be at it: each takes the state when it is its turn
+        self._loop.call_soon_threadsafe(self._start_keeping, kept)
         return kept
 
-    def _start_keeping(self, state: Coroutine[Any, Any, Any], kept: Future[None]) -> None:
-        task = asyncio.get_running_loop().create_task(self._keep(state))
+    def _start_keeping(self, kept: Future[None]) -> None:
+        task = asyncio.get_running_loop().create_task(self._keep())
         self._asides.add(task)
 
         def done(task: asyncio.Task[None]) -> None:
@@ -556,7 +558,7 @@ class Instance:
             if inspect.iscoroutine(value):
                 value = await value
             if self._keeping is not None and self._is_counted(frame) and self._keeping.is_due():
-                await self._keep(self._keeping.take(self._actor))
+                await self._keep()
             taken = self._succeeded(frame, value)
             if taken is not None:
                 await taken
@@ -577,9 +579,14 @@ class Instance:
         """Whether a snapshot may be due after it."""
         return frame.kind == message.CALL and frame.method != SNAPSHOT.encode() and self._ended is None
 
-    async def _keep(self, state: Any) -> None:
+    async def _keep(self) -> None:
+        """One after the other, so that the last one kept is the last one taken."""
         assert self._keeping is not None, "its class has the hooks"
-        await self._keeping.send(await state if inspect.iscoroutine(state) else state)
+        if self._keep_lock is None:
+            self._keep_lock = asyncio.Lock()
+        async with self._keep_lock:
+            state = self._keeping.take(self._actor)
+            await self._keeping.send(await state if inspect.iscoroutine(state) else state)
 
     def _invoke(self, frame: Frame) -> Any:
         """The method's value, or its coroutine."""

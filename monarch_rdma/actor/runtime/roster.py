@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["GONE", "RESTARTING", "UP", "KeeperId", "Place", "Roster", "Rosters", "ask_keeper", "tell_keeper"]
 
+_MANY = 1024  # rosters; those of meshes that have ended are let go of then
 UP, RESTARTING, GONE = "up", "restarting", "gone"
 
 
@@ -158,11 +159,18 @@ class Roster:
         self._tell_listeners()
 
     def listen(self, callback: Callable[[], object]) -> None:
-        """Calls it after each piece of news, on any thread."""
-        self._listeners.append(callback)
+        """Calls it after each piece of news, on any thread, until `unlisten`."""
+        with self._changed:
+            self._listeners.append(callback)
+
+    def unlisten(self, callback: Callable[[], object]) -> None:
+        with self._changed:
+            self._listeners.remove(callback)
 
     def _tell_listeners(self) -> None:
-        for callback in self._listeners:
+        with self._changed:
+            listeners = self._listeners.copy()
+        for callback in listeners:
             callback()
 
     def close(self, why: str) -> None:
@@ -241,6 +249,7 @@ class Rosters:
     def __init__(self, proc: Proc) -> None:
         self._proc = proc
         self._all: dict[KeeperId, Roster] = {}
+        self._sweep_at = _MANY
         self._lock = threading.Lock()
 
     def of(self, keeper: KeeperId, name: str, addresses: Sequence[str], number: int = 0) -> Roster:
@@ -252,6 +261,9 @@ class Rosters:
             roster = self._all.get(keeper)
             if roster is not None:
                 return roster
+            if len(self._all) >= self._sweep_at:
+                self._all = {keeper: each for keeper, each in self._all.items() if not each.is_closed}
+                self._sweep_at = max(_MANY, 2 * len(self._all))
             roster = self._all[keeper] = Roster(self._proc, keeper, name, addresses, number)
         roster.follow()
         return roster

@@ -63,12 +63,14 @@ def check_hooks(cls: type[Actor], strategy: str, size: int, *, comes_back: bool)
                 f"{cls.__name__} has {has}, but no {lacks}: a state is taken by one, and given to the other"
             )
     every, source = cls.snapshot_every, cls.restore_from
+    if not has_hooks(cls):
+        if source == "peer":
+            raise ConfigError(f"{cls.__name__}.restore_from is 'peer', but it has no {SNAPSHOT}")
+        return  # what it calls by these names is its own
     if every is not None and (isinstance(every, bool) or not isinstance(every, int) or every < 1):
         raise ConfigError(f"{cls.__name__}.snapshot_every is {every!r}, but must be an integer of at least 1, or None")
     if source not in ("snapshot", "peer"):
         raise ConfigError(f"{cls.__name__}.restore_from is {source!r}, but must be 'snapshot' or 'peer'")
-    if source == "peer" and not has_hooks(cls):
-        raise ConfigError(f"{cls.__name__}.restore_from is 'peer', but it has no {SNAPSHOT}")
     if source == "peer" and comes_back and (strategy == "one_for_all" or size < 2):
         raise ConfigError(f"{cls.__name__}.restore_from is 'peer', but when it is started again no peer of it lives")
 

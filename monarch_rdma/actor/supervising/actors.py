@@ -54,6 +54,7 @@ class ActorDriver(Driver):
         self._record = BirthRecord.of(birth, number, ranks, extent)
         super().__init__(proc, birth.name, ranks, restarts, birth.owner)
         self._processes = processes
+        self._listener = partial(self._put, self._on_processes_changed)
         self._by_number: dict[tuple[int, int], Life] = {}  # by rank and number
         self._lost: set[int] = set()  # ranks that are gone with their processes
 
@@ -68,8 +69,8 @@ class ActorDriver(Driver):
             self._supervisor.handle(Started(life.incarnation), now)
         self._thread.start()
         if self._processes is not None:
-            self._processes.listen(partial(self._put, self._on_processes_changed))
-            return self._put(self._on_processes_changed)
+            self._processes.listen(self._listener)
+            return self._listener()
         for address in {addresses[rank] for rank in self._ranks}:
             self._proc.expect(self.number, address)
 
@@ -255,4 +256,6 @@ class ActorDriver(Driver):
     def _end(self, why: str) -> None:
         for address in {life.address for life in self._lives.values()}:
             self._proc.fulfil(self.number, address)
+        if self._processes is not None:
+            self._processes.unlisten(self._listener)
         super()._end(why)
