@@ -30,6 +30,7 @@ from monarch_rdma.sharding.dtensor import local_tensor, named_tensors
 from monarch_rdma.sharding.layout import Layout, LayoutError, Mesh, Shard, from_json, to_json
 from monarch_rdma.sharding.offer import Offer
 from monarch_rdma.sharding.plan import Source, concatenate
+from monarch_rdma.sharding.relay import Relay
 from monarch_rdma.sharding.state_dict import Publication, Reader, fetch, publish
 
 
@@ -254,6 +255,27 @@ def test_a_plain_program_under_torchrun(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert sorted(done.stdout.splitlines()) == ["rank 0: True", "rank 1: True"]
+
+
+class Full:
+    """A directory that takes nothing."""
+
+    def put(self, *_: Any) -> None:
+        raise TransferTimeout("full")
+
+    def get(self, *_: Any) -> list[bytes]:
+        raise TransferTimeout("empty")
+
+
+def test_what_could_not_be_offered_is_not_held() -> None:
+    before = default_engine().counters()["regions"]
+    for offer in (
+        lambda: publish({"w": torch.ones(4)}, "a", directory=Full()),
+        lambda: Relay("a", {"w": torch.ones(4)}, directory=Full()),
+    ):
+        with pytest.raises(TransferTimeout, match="full"):
+            offer()
+    assert default_engine().counters()["regions"] == before
 
 
 def test_offers_travel_without_a_directory(published: list[Publication]) -> None:

@@ -117,12 +117,15 @@ class Relay:
         above = _above(self.rank, _group(list(dict.fromkeys(places.values())), self.rank, ranks), fanout)
         self._parents = [_Parent(self, parent) for parent in above]
         self._word = ProgressWord(self._engine)
-        self._buffers = {
-            key: RDMABuffer(tensor, access="read", engine=self._engine)
-            for key, tensor in self._local.items()
-            if tensor.numel()
-        }
-        self._directory.put(self.name_of(self.rank), 0, 1, self._offer(ranks).to_bytes())
+        self._buffers: dict[str, RDMABuffer] = {}
+        try:
+            for key, tensor in self._local.items():
+                if tensor.numel():
+                    self._buffers[key] = RDMABuffer(tensor, access="read", engine=self._engine)
+            self._directory.put(self.name_of(self.rank), 0, 1, self._offer(ranks).to_bytes())
+        except BaseException:
+            self.close()
+            raise
 
     def name_of(self, rank: int) -> str:
         """Under which the relay of a rank offers its tensors."""

@@ -223,11 +223,12 @@ class ShardedTensor:
         count = ranks[-1] + 1
         meeting = None if self.rank is None else Gathering(self._store, ranks, self.rank)
         with contextlib.ExitStack() as published:
-            mine = [
-                publish({_NAME: part}, _NAME, layouts={_NAME: self.layout}, rank=rank, ranks=count)
+            offers = [
+                published.enter_context(
+                    publish({_NAME: part}, _NAME, layouts={_NAME: self.layout}, rank=rank, ranks=count)
+                ).offer
                 for rank, part in self.parts.items()
             ]
-            offers = [published.enter_context(one).offer for one in mine]
             if meeting is not None:
                 given = meeting.gather("offers", offers[0].to_bytes() if offers else b"", timeout)
                 offers = [Offer.from_bytes(data) for data in given if data]

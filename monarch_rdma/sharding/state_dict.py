@@ -92,17 +92,26 @@ class Publication:
         self._sources = {key: local_tensor(tensor.detach()) for key, tensor in tensors.items()}
         self._copies: dict[str, torch.Tensor] = {}
         self._word = VersionWord(version, engine=engine)
-        offered: dict[str, OfferedTensor] = {}
         self._buffers: list[RDMABuffer] = []
-        for key, source in self._sources.items():
-            served = self._served(key, source, memory, engine)
-            buffer = RDMABuffer(served, access="read", engine=engine) if served.numel() else None
-            self._buffers += [buffer] if buffer is not None else []
-            shape = tuple(tensors[key].shape) if layouts[key] is None else layouts[key].shape  # type: ignore[union-attr]
-            offered[key] = OfferedTensor(layouts[key], dtype_name(served.dtype), shape, buffer)
-        self.offer = Offer(name, rank, ranks, host_of(engine), engine.incarnation, self._word.buffer, offered)
-        if directory is not None:
-            directory.put(name, rank, ranks, self.offer.to_bytes())
+        try:
+            offered = {
+                key: self._offered(key, layouts[key], tuple(tensors[key].shape), memory, engine)
+                for key in self._sources
+            }
+            self.offer = Offer(name, rank, ranks, host_of(engine), engine.incarnation, self._word.buffer, offered)
+            if directory is not None:
+                directory.put(name, rank, ranks, self.offer.to_bytes())
+        except BaseException:
+            self.close()
+            raise
+
+    def _offered(
+        self, key: str, layout: AnyLayout | None, shape: tuple[int, ...], memory: str, engine: Engine
+    ) -> OfferedTensor:
+        served = self._served(key, self._sources[key], memory, engine)
+        buffer = RDMABuffer(served, access="read", engine=engine) if served.numel() else None
+        self._buffers += [buffer] if buffer is not None else []
+        return OfferedTensor(layout, dtype_name(served.dtype), shape if layout is None else layout.shape, buffer)
 
     def _served(self, key: str, source: torch.Tensor, memory: str, engine: Engine) -> torch.Tensor:
         if memory == "copy":
