@@ -9,6 +9,7 @@ import fcntl
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from uuid import uuid4
 from xml.etree import ElementTree
@@ -33,9 +34,13 @@ def fake_library() -> Path:
     return ROOT / "build/core/fake_verbs"
 
 
-def test_on_cards_of_memory(fake_library: Path, tmp_path: Path) -> None:
+@pytest.fixture
+def environment(fake_library: Path) -> dict[str, str]:
     paths = os.pathsep.join(filter(None, (str(fake_library), os.environ.get("LD_LIBRARY_PATH"))))
-    environment = os.environ | {"LD_LIBRARY_PATH": paths, "FAKE_VERBS_FABRIC": str(uuid4())}
+    return {**os.environ, "LD_LIBRARY_PATH": paths, "FAKE_VERBS_FABRIC": str(uuid4())}
+
+
+def test_on_cards_of_memory(environment: dict[str, str], tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "--tb=short", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [*command, f"--junitxml={tmp_path}/report.xml", "tests/test_lanes.py", "-k", "verbs"],
@@ -48,3 +53,28 @@ def test_on_cards_of_memory(fake_library: Path, tmp_path: Path) -> None:
     cases = list(ElementTree.parse(tmp_path / "report.xml").iter("testcase"))
     assert len(cases) >= 40
     assert not [case.attrib["name"] for case in cases if case.find("skipped") is not None]
+
+
+PROGRAM = """
+from monarch_rdma.rdma import Engine, RDMABuffer, Secret
+secret = Secret.generate()
+owner, reader = (Engine(secret=secret, name=name, lanes="verbs") for name in ("owner", "reader"))
+data, got = bytearray(b"word" * 50000), bytearray(200000)
+RDMABuffer.from_bytes(RDMABuffer(data, engine=owner).to_bytes(), engine=reader).read_into(got).get(30)
+print(got == data, flush=True)
+"""
+
+
+@pytest.mark.parametrize("held", ["destroy_qp", "dereg_mr"])
+def test_a_program_ends_though_the_kernel_holds_calls(environment: dict[str, str], held: str) -> None:
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM],
+        cwd=ROOT,
+        env=environment | {"FAKE_VERBS_HOLD": held},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+    assert time.monotonic() - began < 40  # both engines close, one after the other

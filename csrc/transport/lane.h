@@ -107,8 +107,13 @@ class Link {
   virtual void start_on_loop(const OpRef& op) = 0;
   // On the loop. op->stop_kind is set: ends it soon. After on_done its local memory is not touched.
   virtual void stop_on_loop(const OpRef& op) = 0;
+  // On the loop. The same for all that try_inline took and that have not ended; `kind` becomes their stop_kind.
+  virtual void stop_inline_on_loop(int) {}
   // On the loop. The peer is gone: ends all with `why`. Never used again, but other threads may still be inside.
   virtual void close_on_loop(const Status& why) = 0;
+  // On the loop, after close: the engine can't wait any longer. What has not ended ends now, even if its memory may
+  // still be touched.
+  virtual void abandon_on_loop() {}
   // On the loop. Control frames of this lane. reply is sent back where the frame was a request.
   virtual void on_frame_on_loop(uint16_t type, Reader& in, std::vector<Fd>& fds, Reply& reply) = 0;
   // On the loop. Puts a fault on the lane's own connections to the peer; not all lanes have any.

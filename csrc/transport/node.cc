@@ -11,7 +11,7 @@ namespace mr {
 namespace {
 
 constexpr double kQuietPoll = 0.001, kLateQuietPoll = 0.05;
-constexpr double kCloseTimeout = 10.0, kFlushTimeout = 1.0;
+constexpr double kCloseTimeout = 5.0, kFlushTimeout = 1.0;
 
 std::string join(const std::vector<std::string>& parts) {
   std::string out;

@@ -417,6 +417,7 @@ void Peer::lost_on_loop(const Status& why) {
 }
 
 void Peer::stop_all_on_loop(int kind) {
+  for (const auto& lane : *links()) lane.link->stop_inline_on_loop(kind);
   for (const auto& op : std::vector<OpRef>(pending_.begin(), pending_.end())) stop_on_loop(op, kind);
 }
 
@@ -428,7 +429,9 @@ void Peer::close_on_loop(const Status& why) {
   const auto self = shared_from_this();
   const bool was_idle = state_ == State::idle;
   state_ = State::closed;
+  const auto gone = links();
   if (!was_idle) lost_on_loop(why);
+  for (const auto& lane : *gone) lane.link->abandon_on_loop();
 }
 
 // Only while something is pending here: an idle pair of processes costs nothing.

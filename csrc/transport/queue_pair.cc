@@ -74,7 +74,7 @@ QueuePair::QueuePair(ProtectionDomainRef domain, CompletionChannelRef channel, u
   sges_.resize(kBatch * limits_.max_sge);
 }
 
-QueuePair::~QueuePair() { destroy(); }
+QueuePair::~QueuePair() { (void)destroy(); }
 
 void QueuePair::create(const QueuePairPath& path, int remote_access) {
   ibv_qp_init_attr wanted{};
@@ -108,7 +108,7 @@ void QueuePair::create(const QueuePairPath& path, int remote_access) {
   try {
     modify(attr, IBV_QP_STATE | IBV_QP_PKEY_INDEX | IBV_QP_PORT | IBV_QP_ACCESS_FLAGS, "INIT");
   } catch (const Error&) {
-    destroy();
+    (void)destroy();
     throw;
   }
 }
@@ -153,30 +153,73 @@ void QueuePair::connect(const QueuePairPath& path, const QueuePairEnd& theirs, u
          "RTS");
 }
 
-void QueuePair::shut() {
+// What ends the card's access to the memory of requests is that it tells their end: in ERR it ends all of them. The
+// destruction ends it too, for those whose end is never told, but the kernel may sit on it.
+bool QueuePair::shut() {
   broken_.store(true);
   {
     std::lock_guard guard(post_lock_);
-    if (std::exchange(shut_, true)) return;
+    if (std::exchange(shut_, true)) return true;
   }
+  shutting_.store(true);
   ibv_qp_attr attr{};
   attr.qp_state = IBV_QPS_ERR;
-  // Where it fails (the device may be gone) the destruction below ends all access as well.
+  // Where it fails the device may be gone.
   const bool flushes = qp_ != nullptr && verbs_.modify_qp(qp_, &attr, IBV_QP_STATE) == 0;
   const Time limit = after(kDrainLimit);
-  const auto settled = [this] {
-    std::lock_guard guard(failure_lock_);
-    return failure_.status != IBV_WC_SUCCESS;  // nothing after the first failed request succeeds
-  };
   do drain(true);
-  while (flushes && outstanding() > 0 && !settled() && Clock::now() < limit);
-  std::lock_guard guard(poll_lock_);
-  destroy();
+  while (flushes && !is_quiet() && Clock::now() < limit);
+  if (!is_quiet()) await_event(true);
+  const bool gone = destroy();
+  if (gone) returned_until_.store(~0ull);
+  tell_quiet();
+  return gone;
 }
 
-void QueuePair::destroy() {
-  if (qp_ != nullptr && domain_->context()->is_ours()) (void)verbs_.destroy_qp(std::exchange(qp_, nullptr));
-  cq_.reset();
+// Others may poll meanwhile: what they find may be what makes it quiet.
+bool QueuePair::destroy() {
+  if (qp_ == nullptr || !domain_->context()->is_ours()) return true;
+  const bool gone = has_ended(verbs_.destroy_qp(std::exchange(qp_, nullptr)));
+  std::unique_ptr<CompletionQueue> unused;
+  std::lock_guard guard(poll_lock_);
+  unused = std::move(cq_);
+  return gone;
+}
+
+void QueuePair::tell_quiet() {
+  if (!shutting_.load(std::memory_order_relaxed) || !is_quiet() || told_quiet_.exchange(true)) return;
+  if (const auto sink = sink_.lock()) sink->on_quiet(*this);
+}
+
+template <typename Look>
+void QueuePair::look_at_unfinished(Look look) {
+  std::lock_guard guard(poll_lock_);
+  const uint64_t end = head_.load();
+  for (uint64_t i = tail_.load(); i < end; ++i) look(slots_[i % limits_.depth]);
+}
+
+std::vector<std::shared_ptr<const Registration>> QueuePair::local_in_use() {
+  std::vector<std::shared_ptr<const Registration>> out;
+  look_at_unfinished([&](const Work& work) {
+    if (work.local && std::find(out.begin(), out.end(), work.local) == out.end()) out.push_back(work.local);
+  });
+  return out;
+}
+
+Time QueuePair::first_deadline() {
+  Time first = Time::max();
+  look_at_unfinished([&](const Work& work) {
+    const Time late = Time::max() - Clock::duration(1);
+    if (work.op) first = std::min({first, late, work.op->stopping() ? Time::min() : work.op->deadline});
+  });
+  return first;
+}
+
+void QueuePair::stop_small(int kind) {
+  look_at_unfinished([&](const Work& work) {
+    int none = 0;
+    if (work.op) work.op->stop_kind.compare_exchange_strong(none, kind);
+  });
 }
 
 std::vector<Work> QueuePair::take_unfinished(uint64_t* first) {
@@ -249,16 +292,16 @@ void QueuePair::Batch::post() {
   QueuePair& pair = pair_;
   if (!begun_ || pair.num_batched_ == 0) return;
   pair.batch_[pair.num_batched_ - 1].send_flags |= IBV_SEND_SIGNALED;
-  pair.head_.store(pair.head_.load(std::memory_order_relaxed) + std::exchange(pair.num_batched_, 0));
-  const char* call = "ibv_req_notify_cq";
-  int error = pair.arm();
-  if (error == 0) {
-    call = "ibv_post_send";
-    ibv_send_wr* bad = nullptr;
-    error = pair.verbs_.post_send(pair.qp_, pair.batch_.data(), &bad);
-  }
-  if (error != 0)
+  const uint64_t first = pair.head_.load(std::memory_order_relaxed);
+  pair.head_.store(first + std::exchange(pair.num_batched_, 0));
+  const auto fail_from = [&pair](uint64_t unposted, const char* call, int error) {
+    pair.posted_until_.store(unposted);
     pair.fail_once({IBV_WC_SUCCESS, 0, 0, verbs_failure(MR_PEER_LOST, call, pair.domain_->context()->name(), error)});
+  };
+  if (const int error = pair.arm(); error != 0) return fail_from(first, "ibv_req_notify_cq", error);
+  ibv_send_wr* bad = pair.batch_.data();
+  if (const int error = pair.verbs_.post_send(pair.qp_, bad, &bad); error != 0)
+    fail_from(bad->wr_id, "ibv_post_send", error);
 }
 
 int QueuePair::arm() {
@@ -271,11 +314,13 @@ int QueuePair::arm() {
 void QueuePair::on_completion(const ibv_wc& wc) {
   // Of a failed completion only the id, the status, the vendor's error and the queue pair's number mean anything.
   const bool ours = wc.wr_id >= tail_.load(std::memory_order_relaxed) && wc.wr_id < head_.load();
+  if (!ours) return;
+  returned_until_.store(std::max(returned_until_.load(std::memory_order_relaxed), wc.wr_id + 1));
   if (wc.status == IBV_WC_SUCCESS) {
-    if (ours) known_until_ = std::max(known_until_, wc.wr_id + 1);
+    known_until_ = std::max(known_until_, wc.wr_id + 1);
     return;
   }
-  if (!ours || std::exchange(failed_, true)) return;
+  if (std::exchange(failed_, true)) return;
   known_until_ = std::max(known_until_, wc.wr_id);  // those before the first that failed have succeeded
   fail_once({wc.status, wc.vendor_err, wc.wr_id,
              fail(MR_PEER_LOST, std::string(completion_text(wc.status)) + " (status " + std::to_string(wc.status) +
@@ -316,6 +361,7 @@ size_t QueuePair::drain(bool wait) {
       if (const auto sink = sink_.lock()) sink->on_done(*this, ended.all());
     }
     tell_broken();
+    tell_quiet();
     if (!ended.full()) return total;
     ended.clear();
   }
@@ -363,11 +409,12 @@ bool QueuePair::on_event() {
   return false;
 }
 
-void QueuePair::await_event() {
+void QueuePair::await_event(bool once_more) {
   if (outstanding() == 0) return;
   int error = 0;
   {
     std::lock_guard guard(poll_lock_);
+    if (once_more) hot_.store(false), armed_.store(false);
     if (cq_) error = arm();
   }
   if (error != 0) return give_up(verbs_failure(MR_PEER_LOST, "ibv_req_notify_cq", domain_->context()->name(), error));

@@ -68,6 +68,8 @@ class QueuePair : public OpHelper, public std::enable_shared_from_this<QueuePair
     // Any thread, outside of all locks of the pair.
     virtual void on_done(QueuePair& pair, std::span<Work> done) = 0;
     virtual void on_broken(QueuePair& pair) = 0;  // once
+    // Once, after shut has begun: the card has ended all requests, and touches no memory for the pair any more.
+    virtual void on_quiet(QueuePair& pair) = 0;
 
    protected:
     ~Sink() = default;
@@ -121,17 +123,26 @@ class QueuePair : public OpHelper, public std::enable_shared_from_this<QueuePair
   void expect_events() {
     if (hot_.load()) cool_down();
   }
+  uint64_t num_posted() const { return head_.load(); }  // ever
   uint64_t outstanding() const { return head_.load() - tail_.load(); }
   bool is_broken() const { return broken_.load(); }
   // Marks it broken from outside; the sink hears of it unless it was broken before.
   void give_up(Status why);
   QueuePairFailure failure();
 
-  // To ERR, takes what had completed, and destroys queue pair and completion queue: afterwards the card touches no
-  // memory for it. May take a moment. Not inside of a sink's call.
-  void shut();
-  // Once it is shut: the requests whose end is not known, in order, and the sequence number of the first.
+  // To ERR, takes what had completed, and destroys queue pair and completion queue. True: they are gone. The kernel may
+  // take as long as it likes for it; the sink hears of it (on_quiet) as soon as the card has told the end of every
+  // request, which is before that as a rule. Not inside of a sink's call.
+  bool shut();
+  // Of one that is quiet, or whose memory was taken from the card: the requests whose end is not known, in order, and
+  // the sequence number of the first.
   std::vector<Work> take_unfinished(uint64_t* first);
+  // The local memory of the requests whose end is not known, each once.
+  std::vector<std::shared_ptr<const Registration>> local_in_use();
+  // Of the small operations whose end is not known: the first deadline; Time::min() where one is to stop, Time::max()
+  // where there are none.
+  Time first_deadline();
+  void stop_small(int kind);  // marks them
 
   // OpHelper
   void help(const mr_op& op, Time until) override;
@@ -139,9 +150,13 @@ class QueuePair : public OpHelper, public std::enable_shared_from_this<QueuePair
  private:
   class Ended;
   void create(const QueuePairPath& path, int remote_access);
-  void destroy();
+  bool destroy();
+  bool is_quiet() const { return returned_until_.load() >= std::min(head_.load(), posted_until_.load()); }
+  void tell_quiet();
+  template <typename Look>
+  void look_at_unfinished(Look look);
   int arm();
-  void await_event();
+  void await_event(bool once_more = false);  // once_more: even if one is asked for
   void cool_down();
   void collect(Ended& ended);
   void on_completion(const ibv_wc& wc);
@@ -162,9 +177,13 @@ class QueuePair : public OpHelper, public std::enable_shared_from_this<QueuePair
   std::unique_ptr<Work[]> slots_;  // by sequence number modulo depth
   std::atomic<uint64_t> head_{0};  // the next request's sequence number
   std::atomic<uint64_t> tail_{0};  // of the oldest whose end is not known
+  // All before it have left the card, as a completion told, be it one of a failure: they come in order.
+  std::atomic<uint64_t> returned_until_{0};
+  std::atomic<uint64_t> posted_until_{~0ull};  // where posting failed: those from here on never reached the card
   std::atomic<bool> armed_{false};
   std::atomic<bool> broken_{false};
-  std::atomic<bool> told_{false};                            // the sink, that it is broken
+  std::atomic<bool> told_{false};  // the sink, that it is broken
+  std::atomic<bool> shutting_{false}, told_quiet_{false};
   std::atomic<int> helpers_{0};                              // threads that poll while they wait
   std::atomic<uint32_t> helped_{0};                          // requests in a row whose ends their waiters found
   std::atomic<bool> hot_{false};                             // no events are asked for

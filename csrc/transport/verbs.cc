@@ -228,6 +228,8 @@ MemoryRegion::MemoryRegion(ProtectionDomainRef domain, void* address, uint64_t l
     throw Error(verbs_failure(
         MR_REGISTRATION, "ibv_reg_mr",
         std::to_string(length) + " bytes with access " + std::to_string(access) + " at " + context()->name(), errno));
+  lkey_ = get()->lkey;
+  rkey_ = get()->rkey;
 }
 
 }  // namespace mr

@@ -72,6 +72,8 @@ struct Verbs {
 // MR_REGISTRATION or MR_RESOURCE_EXHAUSTED and the like: `call` failed with `error` when `asked` was asked for.
 Status verbs_failure(int kind, const char* call, const std::string& asked, int error);
 const char* completion_text(ibv_wc_status status);  // "remote access error"
+// Of a call that destroys something: there is nothing left of it, be it because the device itself is gone.
+inline bool has_ended(int error) { return error == 0 || error == EIO || error == ENODEV; }
 
 // An open device. The table must outlive all handles.
 class VerbsContext {
@@ -152,11 +154,12 @@ class MemoryRegion : public VerbsChild<ibv_mr, &Verbs::dereg_mr> {
  public:
   MemoryRegion(ProtectionDomainRef domain, void* address, uint64_t length, int access);
   ~MemoryRegion() { destroy(); }
-  uint32_t lkey() const { return get()->lkey; }
-  uint32_t rkey() const { return get()->rkey; }
+  uint32_t lkey() const { return lkey_; }  // also once it is destroyed
+  uint32_t rkey() const { return rkey_; }
 
  private:
   const ProtectionDomainRef domain_;
+  uint32_t lkey_ = 0, rkey_ = 0;
 };
 
 }  // namespace mr

@@ -13,8 +13,7 @@ constexpr uint64_t kWindowChunks = 4;   // posted on one queue pair: the card ne
 constexpr double kStopGrace = 0.02;     // what is posted may end by itself so long, before its queue pair is shut
 constexpr uint32_t kPerDoorbell = 32;
 constexpr uint32_t kForEver = 7;  // retries, to some cards
-
-Status stopped(int kind) { return fail(kind, kind == MR_TRANSFER_TIMEOUT ? "no end within its timeout" : "cancelled"); }
+constexpr double kLookEvery = 0.5;
 
 // A packet that is lost each time is given up within (retries + 1) timeouts, each of which may take four times as long.
 double hardware_limit(const mr_options& raw) {
@@ -35,15 +34,25 @@ VerbsClient::VerbsClient(LinkHost& host, std::shared_ptr<VerbsDomain> domain)
 
 VerbsClient::~VerbsClient() = default;
 
+Status VerbsClient::stopped(int kind) {
+  return fail(kind, kind == MR_TRANSFER_TIMEOUT ? "no end within its timeout" : "cancelled");
+}
+
 // ---- Small operations, by the calling thread ----
 
-bool VerbsClient::try_inline(const OpRef& ref) {
+bool VerbsClient::try_inline(const OpRef& op) {
+  if (!post_small(op)) return false;
+  if (!watched_.load()) watch_small();
+  return true;
+}
+
+bool VerbsClient::post_small(const OpRef& ref) {
   Op& op = *ref;
   const bool atomic = is_atomic(op.verb), write = op.verb == Verb::write;
   const uint64_t length = atomic ? sizeof(uint64_t) : op.bytes();
   if (length == 0 || length > kSmall || !op.remote_view.is_contiguous() || !op.local_view.is_contiguous()) return false;
   if (!atomic && !write && op.verb != Verb::read) return false;
-  // Nobody watches over a request that is posted here but the card: only where that ends in time.
+  // It has no timer. Deadlines are looked at now and then, for what the card does not end, and not so soon.
   if (hardware_limit_ == 0) return false;
   if (op.deadline != Time::max() && op.deadline - op.submitted < std::chrono::duration<double>(hardware_limit_))
     return false;
@@ -98,6 +107,59 @@ bool VerbsClient::try_inline(const OpRef& ref) {
   return true;
 }
 
+// Whoever posts looks at watched_ afterwards: either it asks for the next look, or that sees its request.
+void VerbsClient::watch_small() {
+  if (watched_.exchange(true)) return;
+  loop_.run([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->look_at_deadlines();
+  });
+}
+
+// As long as something goes on, and in time for the first deadline: an operation is posted here only if it has more
+// time than there is between two looks.
+void VerbsClient::look_at_deadlines() {
+  if (closed_) return;
+  Time first = end_overdue();
+  uint64_t posted = 0;
+  for (const auto& [pair, connection] : by_pair_) posted += pair->num_posted();
+  if (std::exchange(posted_at_last_look_, posted) == posted && first == Time::max()) {
+    watched_.store(false);
+    first = end_overdue();
+    if (first == Time::max() || watched_.exchange(true)) return;
+  }
+  const double pause = std::clamp(hardware_limit_, 0.01, kLookEvery);
+  loop_.at_on_loop(std::min(first, after(pause)), [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->look_at_deadlines();
+  });
+}
+
+// What is posted can be taken back in one way only. Returns the first deadline of those that are not overdue.
+Time VerbsClient::end_overdue() {
+  Time first = Time::max();
+  std::vector<ConnectionRef> overdue;
+  for (const auto& [pair, connection] : by_pair_) {
+    const Time here = connection->pair->first_deadline();
+    if (here > Clock::now())
+      first = std::min(first, here);
+    else
+      overdue.push_back(connection);
+  }
+  for (const auto& connection : overdue)
+    lose(connection, fail(MR_CANCELLED, "shut to end an operation whose time is up"), false);
+  return first;
+}
+
+void VerbsClient::stop_inline(int kind) {
+  for (const auto& [pair, connection] : by_pair_) connection->pair->stop_small(kind);
+  end_overdue_soon();
+}
+
+void VerbsClient::end_overdue_soon() {
+  loop_.at_on_loop(after(kStopGrace), [weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->end_overdue();
+  });
+}
+
 void VerbsClient::end_small(Work& work, Status status) {
   Op& op = *work.op;
   if (work.staged != nullptr) {
@@ -147,7 +209,8 @@ void VerbsClient::enqueue(const VerbsTransferRef& transfer) {
 void VerbsClient::stop(const OpRef& op) {
   assert(loop_.held());
   const auto transfer = std::static_pointer_cast<VerbsTransfer>(op->lane_state);
-  if (!transfer || transfer->ended) return;  // or a small one, which ends when the card says so
+  if (!transfer) return end_overdue_soon();  // it ended, or try_inline has posted it
+  if (transfer->ended) return;
   transfer->drop_work();
   if (transfer->failure.ok()) transfer->failure = stopped(op->stop_kind);
   settle(transfer);
@@ -302,6 +365,7 @@ bool VerbsClient::is_small(const VerbsTransfer& transfer) { return !transfer.beg
 bool VerbsClient::prepare(const VerbsTransferRef& transfer, size_t rail) {
   if (is_small(*transfer) && keys_for(transfer, rail) == nullptr) return false;
   auto& local = transfer->local[rail];
+  if (local.registration && local.registration->is_revoked()) local = {};
   if (local.state == VerbsTransfer::Local::unknown) register_local(transfer, rail);
   const bool has_keys = local.state != VerbsTransfer::Local::failed && keys_for(transfer, rail) != nullptr;
   return has_keys && local.state == VerbsTransfer::Local::here && transfer->failure.ok();
@@ -372,7 +436,7 @@ void VerbsClient::register_local(const VerbsTransferRef& transfer, size_t rail) 
       self->attempt(transfer);
     });
   };
-  const bool begun = domain_->memory_worker()->run([card, begin, length, done] {
+  const bool begun = card->memory_worker.run([card, begin, length, done] {
     try {
       done(card->memory.get(begin, length), {});
     } catch (const Error& error) {

@@ -31,11 +31,13 @@ class VerbsClient : public QueuePair::Sink,
   ~VerbsClient();
 
   bool try_inline(const OpRef& op);  // any thread
+  void stop_inline(int kind);        // on the loop: those that try_inline has posted
   std::string refuses(const Op& op) const;
   // On the loop.
   void start(const OpRef& op);
   void stop(const OpRef& op);
   void close(const Status& why);
+  void abandon();  // after close: waits no longer for the kernel
   void on_rails(std::vector<RailFace> theirs);
   void on_accept(const VerbsAccept& accept);
   void on_fenced(uint64_t number);
@@ -46,17 +48,21 @@ class VerbsClient : public QueuePair::Sink,
   static constexpr uint64_t kLargeBytes = 256u << 10;  // from here on an operation is worth more than one queue pair
 
   enum WorkKind : uint32_t { kSmallWork, kPart, kProbe, kAtomicWork };
+  using Staged = std::pair<StagingBlocks*, uint8_t*>;
 
   // A connection: a queue pair of ours and its other end, from the first thought of it until the fence is up.
   struct Connection {
-    enum State { opening, offered, connecting, probing, up, closing, fencing };
+    enum State { opening, offered, connecting, probing, up, closing, fencing, gone };
     uint64_t number = 0;
     size_t rail = 0;
     uint32_t slot = 0;
     State state = opening;
     bool known_there = false;  // an offer was sent
+    bool ever_up = false;
     QueuePairRef pair;
     std::shared_ptr<void> permit;
+    Workers::StrandRef strand = Workers::new_strand();           // of all that the kernel is asked for it
+    std::vector<Staged> staged;                                  // blocks that the card may yet write to
     uint64_t bytes = 0;                                          // posted, not ended
     std::unordered_map<const VerbsTransfer*, uint32_t> carries;  // requests of each
     uint64_t ghosts = 0;                                         // writes that the fence waits for
@@ -98,7 +104,8 @@ class VerbsClient : public QueuePair::Sink,
   void lose_rail(size_t rail, const Status& why);
   void shut(const ConnectionRef& connection);
   void try_later(size_t rail);
-  void buried(const ConnectionRef& connection);
+  void wrest(const ConnectionRef& connection);
+  void bury(const ConnectionRef& connection, bool quiet);
   void resolve(Connection& connection, Work& work, const QueuePairFailure* cause);
   void resolve_small(Connection& connection, Work& work, const QueuePairFailure* cause);
   void set_timer(const ConnectionRef& connection, double seconds, const char* what);
@@ -115,6 +122,12 @@ class VerbsClient : public QueuePair::Sink,
   bool is_blocked() const { return ghosts_ > 0 || closing_ > 0; }
 
   // Operations: verbs_client.cc
+  bool post_small(const OpRef& op);
+  void watch_small();
+  void look_at_deadlines();
+  Time end_overdue();
+  void end_overdue_soon();
+  static Status stopped(int kind);
   VerbsTransferRef begin(const OpRef& op);
   void enqueue(const VerbsTransferRef& transfer);
   void pump();
@@ -140,6 +153,7 @@ class VerbsClient : public QueuePair::Sink,
   // QueuePair::Sink, VerbsListener, OpHelper
   void on_done(QueuePair& pair, std::span<Work> done) override;
   void on_broken(QueuePair& pair) override;
+  void on_quiet(QueuePair& pair) override;
   void on_port(size_t rail, bool up) override;
   void on_card_dead(const VerbsCard& card) override;
   void on_pair_event(uint32_t queue_pair, const char* what) override;
@@ -148,7 +162,7 @@ class VerbsClient : public QueuePair::Sink,
   LinkHost& host_;
   Loop& loop_;
   const std::shared_ptr<VerbsDomain> domain_;
-  const double hardware_limit_;  // a request ends within this many seconds, whatever happens; 0: not for sure
+  const double hardware_limit_;  // the card ends a request within so many seconds; 0: not for sure
 
   // On the loop.
   bool asked_rails_ = false, have_rails_ = false, closed_ = false;
@@ -159,6 +173,7 @@ class VerbsClient : public QueuePair::Sink,
   std::unordered_map<const QueuePair*, ConnectionRef> by_pair_;
   std::deque<VerbsTransferRef> small_, large_;
   VerbsKeyBook keys_;
+  uint64_t posted_at_last_look_ = 0;
   uint64_t ghosts_ = 0;                         // writes that may still be on their way
   uint32_t closing_ = 0;                        // connections that are
   std::vector<std::unique_ptr<Route>> routes_;  // the one in use, and those that threads may still hold
@@ -169,6 +184,7 @@ class VerbsClient : public QueuePair::Sink,
   VerbsKeyCache key_cache_;
   std::atomic<bool> reaches_nothing_{false};  // as far as is known
   std::atomic<bool> waits_for_room_{false};   // operations wait for requests to end
+  std::atomic<bool> watched_{false};          // the deadlines of what try_inline has posted
   std::mutex done_lock_;
   std::vector<std::pair<QueuePairRef, Work>> done_;  // parts of transfers
   bool done_scheduled_ = false;

@@ -14,6 +14,7 @@ constexpr double kProbeTimeout = 2;  // of the first request on a new queue pair
 constexpr double kFirstPause = 0.05, kLongestPause = 5;  // before a rail that failed is tried again
 constexpr uint32_t kPatience = 6;     // failures of a rail in a row that an operation waits for which has no other lane
 constexpr uint32_t kMaxSetbacks = 4;  // queue pairs that fail under an operation
+constexpr double kPatienceWithKernel = 0.2;  // for a queue pair to be shut, before its memory is taken from the card
 
 // About the way to the peer, not about the request: the rail is no good at the moment.
 bool is_rails_fault(ibv_wc_status status) {
@@ -173,13 +174,14 @@ void VerbsClient::open(size_t rail, uint32_t slot) {
     }
     self->loop_.post([self, connection, pair, permit, status] { self->opened(connection, pair, permit, status); });
   };
-  if (!domain_->pairs().run(make)) lose(connection, fail(MR_RESOURCE_EXHAUSTED, "no thread for queue pairs"), true);
+  if (!domain_->workers().run(make, connection->strand))
+    lose(connection, fail(MR_RESOURCE_EXHAUSTED, "no thread for queue pairs"), true);
 }
 
 void VerbsClient::opened(const ConnectionRef& connection, QueuePairRef pair, std::shared_ptr<void> permit,
                          const Status& status) {
   if (!is_open(*connection)) {  // given up meanwhile
-    if (pair) domain_->pairs().run([pair] { pair->shut(); });
+    if (pair) domain_->workers().run([pair, permit] { pair->shut(); }, connection->strand);
     return;
   }
   if (!status.ok()) return refuse(connection, status);
@@ -231,7 +233,8 @@ void VerbsClient::on_accept(const VerbsAccept& accept) {
     }
     self->loop_.post([self, connection, status] { self->connected(connection, status); });
   };
-  if (!domain_->pairs().run(connect)) lose(connection, fail(MR_RESOURCE_EXHAUSTED, "no thread for queue pairs"), true);
+  if (!domain_->workers().run(connect, connection->strand))
+    lose(connection, fail(MR_RESOURCE_EXHAUSTED, "no thread for queue pairs"), true);
 }
 
 // It could not be made, here or there. A rail without the first is of no use; without more than that it is.
@@ -254,6 +257,7 @@ void VerbsClient::connected(const ConnectionRef& connection, const Status& statu
 void VerbsClient::up(const ConnectionRef& connection) {
   cancel_timer(*connection);
   connection->state = Connection::up;
+  connection->ever_up = true;
   RailState& rail = rails_[connection->rail];
   rail.failures = 0;
   rail.down = false;
@@ -354,23 +358,52 @@ void VerbsClient::try_later(size_t rail) {
   });
 }
 
-// By the worker, behind all else that it does for this connection. No thread may hold the route while its queue pair is
-// shut; none can begin to.
+// Behind all else that the kernel is asked for this connection. No thread may hold the route while its queue pair is
+// shut; none can begin to. What never was up has nothing in the card's hands.
 void VerbsClient::shut(const ConnectionRef& connection) {
-  const auto work = [self = shared_from_this(), connection, pair = connection->pair] {
+  const auto work = [self = shared_from_this(), connection, pair = connection->pair, permit = connection->permit] {
     while (self->inside_.load() != 0) std::this_thread::yield();
-    if (pair) {
-      pair->shut();
-      self->domain_->rails()[connection->rail].card->poller.remove(pair->id());
-    }
-    self->loop_.post([self, connection] { self->buried(connection); });
+    const bool gone = pair->shut();  // on_quiet tells
+    self->domain_->rails()[connection->rail].card->poller.remove(pair->id());
+    if (!gone) return;
+    self->loop_.post([connection] {
+      for (const auto& [blocks, block] : std::exchange(connection->staged, {})) blocks->give_back(block);
+    });
   };
-  if (!domain_->pairs().run(work)) work();
+  if (connection->pair && !domain_->workers().run(work, connection->strand)) work();
+  if (connection->ever_up)
+    loop_.at_on_loop(after(kPatienceWithKernel), [self = shared_from_this(), connection] { self->wrest(connection); });
+  else
+    loop_.post([self = shared_from_this(), connection] { self->bury(connection, true); });
 }
 
-// The card touches nothing of ours for it any more. What it leaves behind goes elsewhere or ends, and nothing of ours
-// is written over there before the peer has destroyed its end too.
-void VerbsClient::buried(const ConnectionRef& connection) {
+void VerbsClient::on_quiet(QueuePair& pair) {
+  loop_.run([self = shared_from_this(), ref = pair.shared_from_this()] {
+    const auto found = self->by_pair_.find(ref.get());
+    if (found != self->by_pair_.end()) self->bury(ConnectionRef(found->second), true);
+  });
+}
+
+// The kernel sits on the queue pair, and the card may still be at its requests. If it can't be taken from the memory,
+// the memory can be taken from it: that is another call, on other things. Others that use the same registration will
+// register anew.
+void VerbsClient::wrest(const ConnectionRef& connection) {
+  if (connection->state != Connection::closing) return;
+  const VerbsCardRef card = domain_->rails()[connection->rail].card;
+  const auto in_use = connection->pair->local_in_use();
+  for (const auto& registration : in_use) card->memory.remove(registration);
+  domain_->workers().run([self = shared_from_this(), connection, in_use] {
+    bool taken = true;
+    for (const auto& registration : in_use) taken &= registration->revoke();
+    if (taken) self->loop_.post([self, connection] { self->bury(connection, false); });
+  });
+}
+
+// The card touches no memory of an operation for it any more; where it is not quiet it may write to staging blocks yet.
+// What it leaves behind goes elsewhere or ends, and nothing of ours is written over there before the peer has destroyed
+// its end too.
+void VerbsClient::bury(const ConnectionRef& connection, bool quiet) {
+  if (connection->state != Connection::closing) return;
   std::vector<Work> left;
   QueuePairFailure cause;
   uint64_t first = 0;
@@ -385,6 +418,8 @@ void VerbsClient::buried(const ConnectionRef& connection) {
     const bool failed =
         cause.status != IBV_WC_SUCCESS && cause.status != IBV_WC_WR_FLUSH_ERR && first + i == cause.sequence;
     if (left[i].kind == kPart) touched.push_back(std::static_pointer_cast<VerbsTransfer>(left[i].owner));
+    if (!quiet && left[i].staged != nullptr)
+      connection->staged.emplace_back(left[i].staging, std::exchange(left[i].staged, nullptr));
     resolve(*connection, left[i], failed ? &cause : nullptr);
   }
   ghosts_ += connection->ghosts;
@@ -403,6 +438,7 @@ void VerbsClient::buried(const ConnectionRef& connection) {
   connection->permit.reset();
   if (closed_ || !connection->known_there) {
     connections_.erase(connection->number);
+    connection->state = Connection::gone;
   } else {
     connection->state = Connection::fencing;
     host_.send_on_loop(kVerbsFence, Writer().put(connection->number).take());
@@ -438,7 +474,7 @@ void VerbsClient::resolve(Connection& connection, Work& work, const QueuePairFai
     on_gone(transfer.op->remote->name.id);  // the owner will say more when it is asked for keys again
     if (++transfer.access_errors > 1 && transfer.failure.ok()) transfer.failure = refused(*cause);
     transfer.give_back(work.begin, work.length);
-  } else if (cause != nullptr && is_local_fault(cause->status)) {
+  } else if (cause != nullptr && is_local_fault(cause->status) && !work.local->is_revoked()) {
     if (transfer.failure.ok()) transfer.failure = unregistered(*cause);
   } else {
     transfer.give_back(work.begin, work.length);
@@ -453,7 +489,10 @@ void VerbsClient::resolve_small(Connection& connection, Work& work, const QueueP
   if (changes) ++connection.ghosts;
   if (was_refused) on_gone(op.remote->name.id);
   if (closed_) return end_small(work, closed_why_);
-  if (cause != nullptr && is_local_fault(cause->status)) return end_small(work, unregistered(*cause));
+  if (op.stopping()) return end_small(work, stopped(op.stop_kind));
+  if (op.deadline <= Clock::now()) return end_small(work, stopped(MR_TRANSFER_TIMEOUT));
+  const bool revoked = work.local && work.local->is_revoked();
+  if (cause != nullptr && is_local_fault(cause->status) && !revoked) return end_small(work, unregistered(*cause));
   if (is_atomic(op.verb)) return end_small(work, was_refused ? refused(*cause) : connection.why);
   // It begins anew as one that is watched over. Where it is refused again the owner says why.
   ++op.retries;
@@ -518,6 +557,12 @@ void VerbsClient::close(const Status& why) {
       if (transfer->failure.ok()) transfer->failure = why;
       settle(transfer);
     }
+}
+
+void VerbsClient::abandon() {
+  std::vector<ConnectionRef> held;
+  for (const auto& [number, connection] : connections_) held.push_back(connection);
+  for (const auto& connection : held) bury(connection, false);
 }
 
 }  // namespace mr

@@ -1,10 +1,17 @@
 #include "verbs_domain.h"
 
 #include <algorithm>
+#include <future>
 
 #include "verbs_devices.h"
 
 namespace mr {
+namespace {
+
+constexpr size_t kMaxThreads = 32;  // so many calls may be held by the kernel before others wait for them
+constexpr double kCloseLimit = 2;   // seconds
+
+}  // namespace
 
 QueuePairPath verbs_path(const Options& options, const VerbsRail& rail) {
   const mr_options& raw = options.raw;
@@ -22,20 +29,18 @@ QueuePairPath verbs_path(const Options& options, const VerbsRail& rail) {
   return path;
 }
 
-VerbsCard::VerbsCard(VerbsContextRef opened, const KeptRanges& kept, std::shared_ptr<Worker> worker,
+VerbsCard::VerbsCard(VerbsContextRef opened, const KeptRanges& kept, std::shared_ptr<Workers> workers,
                      const Options& options, VerbsPoller::OnCardEvent on_event)
     : context(std::move(opened)),
       domain(std::make_shared<ProtectionDomain>(context)),
-      memory(domain, kept, std::move(worker), options.raw.verbs_cache_bytes,
+      memory_worker{std::move(workers)},
+      memory(domain, kept, memory_worker, options.raw.verbs_cache_bytes,
              options.raw.verbs_on_demand != 0 && context->has_on_demand_paging()),
       staging(domain),
       poller(context, std::move(on_event)) {}
 
 VerbsDomain::VerbsDomain(const Options& options)
-    : options_(options),
-      pid_(this_pid()),
-      pairs_worker_(std::make_shared<Worker>("mr_pairs")),
-      memory_worker_(std::make_shared<Worker>("mr_memory")) {}
+    : options_(options), pid_(this_pid()), workers_(std::make_shared<Workers>("mr_verbs", kMaxThreads)) {}
 
 std::shared_ptr<VerbsDomain> VerbsDomain::open(const Verbs& verbs, const Options& options, std::string* why) {
   const RailChoice choice = choose_rails(verbs, options);
@@ -47,7 +52,7 @@ std::shared_ptr<VerbsDomain> VerbsDomain::open(const Verbs& verbs, const Options
     try {
       if (!card)
         card = std::make_shared<VerbsCard>(
-            VerbsContext::open(verbs, rail.device), domain->kept_, domain->memory_worker_, options,
+            VerbsContext::open(verbs, rail.device), domain->kept_, domain->workers_, options,
             [weak = domain->weak_from_this(), name = rail.device](const ibv_async_event& event) {
               if (const auto self = weak.lock()) self->on_card_event(name, event);
             });
@@ -65,13 +70,30 @@ std::shared_ptr<VerbsDomain> VerbsDomain::open(const Verbs& verbs, const Options
   return nullptr;
 }
 
-// In a forked child the threads are let go of and nothing else: locks may have been held at the fork.
+// In a forked child the pollers' threads are let go of and nothing else: locks may have been held at the fork.
 void VerbsDomain::close() {
-  pairs_worker_->close();
-  if (is_this_process(pid_))
-    for (auto& [name, card] : cards_) card->memory.clear();
-  memory_worker_->close();
-  for (auto& [name, card] : cards_) card->poller.close();
+  if (!is_this_process(pid_)) {
+    for (auto& [name, card] : cards_) card->poller.close();
+    return;
+  }
+  const auto closed = std::make_shared<std::promise<void>>();
+  const auto finish = [self = shared_from_this(), closed] {
+    self->workers_->close(-1);
+    for (auto& [name, card] : self->cards_) {
+      card->memory.clear();
+      card->poller.close();
+    }
+    self->rails_.clear();
+    self->cards_.clear();
+    closed->set_value();
+  };
+  auto end = closed->get_future();
+  try {
+    start_without_signals("mr_verbs_close", finish).detach();
+  } catch (const Error&) {
+    finish();
+  }
+  end.wait_for(std::chrono::duration<double>(kCloseLimit));
 }
 
 void VerbsDomain::keep(const void* address, uint64_t size) { kept_.keep(reinterpret_cast<uintptr_t>(address), size); }
@@ -83,7 +105,7 @@ void VerbsDomain::forget(const void* address, uint64_t size) {
 
 std::shared_ptr<RegionGrant> VerbsDomain::grant(const RegionRef& region) {
   auto found = region->grant(
-      "verbs", [&] { return std::make_shared<RegionGrant>(region, memory_worker_, options_.raw.verbs_atomics != 0); });
+      "verbs", [&] { return std::make_shared<RegionGrant>(region, workers_, options_.raw.verbs_atomics != 0); });
   return std::static_pointer_cast<RegionGrant>(found);
 }
 

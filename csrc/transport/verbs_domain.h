@@ -21,13 +21,14 @@ namespace mr {
 // An open card.
 class VerbsCard {
  public:
-  VerbsCard(VerbsContextRef context, const KeptRanges& kept, std::shared_ptr<Worker> worker, const Options& options,
+  VerbsCard(VerbsContextRef context, const KeptRanges& kept, std::shared_ptr<Workers> workers, const Options& options,
             VerbsPoller::OnCardEvent on_event);
 
   const std::string& name() const { return context->name(); }
 
   const VerbsContextRef context;
   const ProtectionDomainRef domain;
+  const MemoryWorker memory_worker;
   LocalMemory memory;
   StagingBlocks staging;
   VerbsPoller poller;
@@ -60,14 +61,14 @@ class VerbsDomain : public MemoryKeeper, public std::enable_shared_from_this<Ver
  public:
   // Null where this host has nothing to offer, and then *why tells; throws where an option can't be honoured.
   static std::shared_ptr<VerbsDomain> open(const Verbs& verbs, const Options& options, std::string* why);
-  // Ends its threads, after what they have to do. Queue pairs are gone by then.
+  // Ends its threads and closes its cards, after what has been begun. Where the kernel holds a call that returns after
+  // a few seconds, and the rest is done when the kernel lets go.
   void close();
 
   const std::vector<VerbsRail>& rails() const { return rails_; }
   const Options& options() const { return options_; }
-  // Calls that may take long, one after the other: of queue pairs, of memory.
-  Worker& pairs() { return *pairs_worker_; }
-  const std::shared_ptr<Worker>& memory_worker() { return memory_worker_; }
+  // For calls that may take long. The kernel may hold any of them: none is made on the loop or a poller's thread.
+  Workers& workers() { return *workers_; }
 
   // MemoryKeeper
   void keep(const void* address, uint64_t size) override;
@@ -88,7 +89,7 @@ class VerbsDomain : public MemoryKeeper, public std::enable_shared_from_this<Ver
 
   const Options options_;
   const int pid_;
-  const std::shared_ptr<Worker> pairs_worker_, memory_worker_;
+  const std::shared_ptr<Workers> workers_;
   KeptRanges kept_;
   std::map<std::string, VerbsCardRef> cards_;
   std::vector<VerbsRail> rails_;

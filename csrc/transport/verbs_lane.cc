@@ -22,10 +22,12 @@ class VerbsLink : public Link {
   bool try_inline(const OpRef& op) override { return client_->try_inline(op); }
   void start_on_loop(const OpRef& op) override { client_->start(op); }
   void stop_on_loop(const OpRef& op) override { client_->stop(op); }
+  void stop_inline_on_loop(int kind) override { client_->stop_inline(kind); }
   void close_on_loop(const Status& why) override {
     client_->close(why);
     server_->close();
   }
+  void abandon_on_loop() override { client_->abandon(); }
   void on_frame_on_loop(uint16_t type, Reader& in, std::vector<Fd>& fds, Reply& reply) override;
   // Cards come and go without a word. What keeps a drop waiting is the region's grant.
   bool touches(uint64_t) const override { return false; }

@@ -15,9 +15,9 @@ uint64_t piece_size(const ProtectionDomain& domain, uint64_t size) {
 }
 
 // Deregistration may take long, and the last one to need a registration is often a thread that must not wait.
-RegistrationRef owned_by(const std::shared_ptr<Worker>& worker, std::unique_ptr<Registration> made) {
+RegistrationRef owned_by(const MemoryWorker& worker, std::unique_ptr<Registration> made) {
   return RegistrationRef(made.release(), [worker](const Registration* registration) {
-    if (!worker->run([registration] { delete registration; })) delete registration;
+    if (!worker.run([registration] { delete registration; })) delete registration;
   });
 }
 
@@ -33,6 +33,14 @@ std::vector<uint32_t> Registration::rkeys() const {
   std::vector<uint32_t> out;
   for (const auto& piece : pieces_) out.push_back(piece->rkey());
   return out;
+}
+
+// Who comes second waits for the first: it may go on when the card has lost the memory, not before.
+bool Registration::revoke() const {
+  revoked_.store(true);
+  std::lock_guard guard(revoking_);
+  for (const auto& piece : pieces_) refused_ |= !has_ended(piece->destroy());
+  return !refused_;
 }
 
 // ---- What stays ----
@@ -62,8 +70,8 @@ KeptRanges::Range KeptRanges::covering(uint64_t begin, uint64_t size) const {
 
 // ---- The cache ----
 
-LocalMemory::LocalMemory(ProtectionDomainRef domain, const KeptRanges& kept, std::shared_ptr<Worker> worker,
-                         uint64_t budget, bool on_demand)
+LocalMemory::LocalMemory(ProtectionDomainRef domain, const KeptRanges& kept, MemoryWorker worker, uint64_t budget,
+                         bool on_demand)
     : domain_(std::move(domain)), kept_(kept), worker_(std::move(worker)), budget_(budget), on_demand_(on_demand) {}
 
 RegistrationRef LocalMemory::find_locked(uint64_t address, uint64_t length) const {
@@ -135,6 +143,16 @@ void LocalMemory::forget(uint64_t address, uint64_t length) {
     gone.push_back(std::move(at->second.registration));
     at = entries_.erase(at);
   }
+}
+
+void LocalMemory::remove(const RegistrationRef& registration) {
+  std::unique_lock guard(lock_);
+  const auto [first, last] = entries_.equal_range(registration->base());
+  const auto found =
+      std::find_if(first, last, [&](const auto& each) { return each.second.registration == registration; });
+  if (found == last) return;
+  bytes_ -= registration->size();
+  entries_.erase(found);  // the caller still holds it
 }
 
 void LocalMemory::clear() {
@@ -220,15 +238,19 @@ bool RegionGrant::revoke() {
   if (!registrations_.empty()) {
     ++busy_;
     auto gone = std::make_shared<decltype(registrations_)>(std::exchange(registrations_, {}));
-    auto take_away = [self = shared_from_this(), gone] {
-      gone->clear();
-      std::lock_guard guard(self->lock_);
-      --self->busy_;
+    // By itself: it must not wait for what else is asked of the card. One that the kernel refuses counts as busy for
+    // good.
+    const auto take_away = [gone] {
+      bool taken = true;
+      for (const auto& [domain, registration] : *gone) taken &= registration->revoke();
+      return taken;
     };
-    if (!worker_->run(take_away)) {  // the engine closes
-      gone->clear();
-      --busy_;
-    }
+    const auto work = [self = shared_from_this(), take_away] {
+      const bool taken = take_away();
+      std::lock_guard guard(self->lock_);
+      self->busy_ -= taken;
+    };
+    if (!workers_->run(work)) busy_ -= take_away();  // the engine closes
   }
   return busy_ == 0;
 }

@@ -11,7 +11,7 @@
 #include <shared_mutex>
 #include <vector>
 
-#include "../base/worker.h"
+#include "../base/workers.h"
 #include "../memory/region.h"
 #include "verbs.h"
 
@@ -34,12 +34,28 @@ class Registration {
   uint32_t lkey(uint64_t address) const { return pieces_[(address - base_) / piece_bytes_]->lkey(); }
   std::vector<uint32_t> rkeys() const;
 
+  // Takes the memory from the card, whoever uses the registration: once this has returned true the card can't reach it,
+  // and requests that name it fail. May take long.
+  bool revoke() const;
+  bool is_revoked() const { return revoked_.load(); }  // or about to be
+
  private:
   const uint64_t base_, size_;
   uint64_t piece_bytes_;
   std::vector<std::unique_ptr<MemoryRegion>> pieces_;
+  mutable std::mutex revoking_;
+  mutable bool refused_ = false;  // by the kernel
+  mutable std::atomic<bool> revoked_{false};
 };
 using RegistrationRef = std::shared_ptr<const Registration>;
+
+// Registering and deregistering at one card, one after the other.
+struct MemoryWorker {
+  std::shared_ptr<Workers> workers;
+  Workers::StrandRef strand = Workers::new_strand();
+
+  bool run(std::function<void()> task) const { return workers->run(std::move(task), strand); }
+};
 
 // Ranges that stay mapped to the same pages until they are forgotten: only there may a registration outlive the
 // operation that needed it. Thread safe.
@@ -62,8 +78,7 @@ class KeptRanges {
 class LocalMemory {
  public:
   // budget: bytes of idle registrations that are kept. `worker` carries out what deregisters.
-  LocalMemory(ProtectionDomainRef domain, const KeptRanges& kept, std::shared_ptr<Worker> worker, uint64_t budget,
-              bool on_demand);
+  LocalMemory(ProtectionDomainRef domain, const KeptRanges& kept, MemoryWorker worker, uint64_t budget, bool on_demand);
 
   // From the cache, or null. Never waits; null too where another thread is changing the cache.
   RegistrationRef find(uint64_t address, uint64_t length) const;
@@ -71,6 +86,7 @@ class LocalMemory {
   RegistrationRef get(uint8_t* address, uint64_t length);
   // What is not promised any more leaves the cache.
   void forget(uint64_t address, uint64_t length);
+  void remove(const RegistrationRef& registration);  // if it is there
   void clear();
   uint64_t bytes() const { return bytes_.load(); }  // of registrations in the cache
 
@@ -86,7 +102,7 @@ class LocalMemory {
 
   const ProtectionDomainRef domain_;
   const KeptRanges& kept_;
-  const std::shared_ptr<Worker> worker_;
+  const MemoryWorker worker_;
   const uint64_t budget_;
   const bool on_demand_;
   mutable std::shared_mutex lock_;
@@ -119,8 +135,8 @@ class StagingBlocks {
 // away when the region is dropped. Thread safe.
 class RegionGrant : public Grant, public std::enable_shared_from_this<RegionGrant> {
  public:
-  RegionGrant(const RegionRef& region, std::shared_ptr<Worker> worker, bool atomics)
-      : region_(region), worker_(std::move(worker)), atomics_(atomics) {}
+  RegionGrant(const RegionRef& region, std::shared_ptr<Workers> workers, bool atomics)
+      : region_(region), workers_(std::move(workers)), atomics_(atomics) {}
 
   // May take long. Throws MR_REGISTRATION, or MR_ACCESS_DENIED once the region is dropped.
   RegistrationRef get(const ProtectionDomainRef& domain);
@@ -131,7 +147,7 @@ class RegionGrant : public Grant, public std::enable_shared_from_this<RegionGran
 
  private:
   const std::weak_ptr<Region> region_;
-  const std::shared_ptr<Worker> worker_;
+  const std::shared_ptr<Workers> workers_;
   const bool atomics_;
   std::mutex lock_;
   bool revoked_ = false;

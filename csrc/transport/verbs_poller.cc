@@ -4,7 +4,7 @@
 #include <sys/epoll.h>
 #include <unistd.h>
 
-#include "../base/worker.h"
+#include "../base/workers.h"
 
 namespace mr {
 namespace {

@@ -26,7 +26,10 @@ void VerbsServer::on_ask() {
 }
 
 void VerbsServer::on_offer(const VerbsOffer& offer) {
-  const bool begun = domain_->pairs().run([self = shared_from_this(), offer] {
+  if (strands_.count(offer.number) != 0)
+    throw Error(MR_PROTOCOL, "a second offer of queue pair " + std::to_string(offer.number));
+  const auto strand = strands_[offer.number] = Workers::new_strand();
+  const auto make = [self = shared_from_this(), offer] {
     VerbsAccept accept;
     try {
       accept = self->make_pair(offer);
@@ -34,13 +37,22 @@ void VerbsServer::on_offer(const VerbsOffer& offer) {
       accept.status = error.status();
     }
     accept.number = offer.number;
-    self->send(kVerbsAccept, accept.encode());
-  });
-  if (begun) return;
+    self->answer(accept);
+  };
+  if (domain_->workers().run(make, strand)) return;
   VerbsAccept refusal;
   refusal.number = offer.number;
   refusal.status = fail(MR_RESOURCE_EXHAUSTED, "there is no thread for queue pairs");
-  host_.send_on_loop(kVerbsAccept, refusal.encode());
+  answer(refusal);
+}
+
+void VerbsServer::answer(const VerbsAccept& accept) {
+  host_.loop().run([weak = weak_from_this(), accept] {
+    const auto self = weak.lock();
+    if (!self || self->closed_) return;
+    if (!accept.status.ok()) self->strands_.erase(accept.number);  // nothing follows
+    self->host_.send_on_loop(kVerbsAccept, accept.encode());
+  });
 }
 
 VerbsAccept VerbsServer::make_pair(const VerbsOffer& offer) {
@@ -80,12 +92,14 @@ VerbsAccept VerbsServer::make_pair(const VerbsOffer& offer) {
   pair.queue_pair->connect(path, offer.end);
   accept.end = pair.queue_pair->ours();
   std::lock_guard guard(lock_);
-  if (pairs_.size() >= kMaxPairs || !pairs_.emplace(offer.number, std::move(pair)).second)
+  if (pairs_.size() >= kMaxPairs)
     throw Error(MR_RESOURCE_EXHAUSTED, std::to_string(pairs_.size()) + " queue pairs of one peer");
+  pairs_.emplace(offer.number, std::move(pair));
   return accept;
 }
 
-// Behind an offer that is still being worked at. Once destroyed, a queue pair takes no packet any more.
+// Behind an offer that is still being worked at. Once destroyed, a queue pair takes no packet any more; that it is in
+// ERR would not do: a packet that it had taken before may still be on its way to the memory.
 void VerbsServer::on_fence(uint64_t number) {
   const auto carry_out = [self = shared_from_this(), number] {
     std::map<uint64_t, Pair>::node_type gone;
@@ -93,10 +107,10 @@ void VerbsServer::on_fence(uint64_t number) {
       std::lock_guard guard(self->lock_);
       gone = self->pairs_.extract(number);
     }
-    if (!gone.empty()) gone.mapped().queue_pair->shut();
-    self->send(kVerbsFenced, Writer().put(number).take());
+    if (gone.empty() || gone.mapped().queue_pair->shut()) self->send(kVerbsFenced, Writer().put(number).take());
   };
-  if (!domain_->pairs().run(carry_out)) carry_out();
+  const auto strand = strands_.extract(number);
+  if (!domain_->workers().run(carry_out, strand.empty() ? nullptr : strand.mapped())) carry_out();
 }
 
 void VerbsServer::on_want(const VerbsWant& want) {
@@ -116,7 +130,7 @@ void VerbsServer::on_want(const VerbsWant& want) {
           self->host_.send_on_loop(kVerbsGone, Writer().put(id).take());
         });
       });
-    const bool begun = domain_->memory_worker()->run([self = shared_from_this(), want, region] {
+    const bool begun = domain_->rails()[want.rail].card->memory_worker.run([self = shared_from_this(), want, region] {
       VerbsKeys keys;
       try {
         keys = self->make_keys(want, region);
@@ -150,15 +164,18 @@ VerbsKeys VerbsServer::make_keys(const VerbsWant& want, const RegionRef& region)
 
 void VerbsServer::close() {
   if (std::exchange(closed_, true)) return;
-  const auto clear = [self = shared_from_this()] {
-    std::map<uint64_t, Pair> gone;
-    {
-      std::lock_guard guard(self->lock_);
-      gone.swap(self->pairs_);
-    }
-    for (auto& [number, pair] : gone) pair.queue_pair->shut();
-  };
-  if (!domain_->pairs().run(clear)) clear();
+  // Each behind its offer, and none behind another that the kernel holds.
+  for (auto& [number, strand] : std::exchange(strands_, {})) {
+    const auto clear = [self = shared_from_this(), number = number] {
+      std::map<uint64_t, Pair>::node_type gone;
+      {
+        std::lock_guard guard(self->lock_);
+        gone = self->pairs_.extract(number);
+      }
+      if (!gone.empty()) gone.mapped().queue_pair->shut();
+    };
+    if (!domain_->workers().run(clear, strand)) clear();
+  }
 }
 
 }  // namespace mr

@@ -31,13 +31,15 @@ class VerbsServer : public std::enable_shared_from_this<VerbsServer> {
   };
 
   VerbsAccept make_pair(const VerbsOffer& offer);
+  void answer(const VerbsAccept& accept);
   VerbsKeys make_keys(const VerbsWant& want, const RegionRef& region);
   void send(uint16_t type, Bytes payload);  // from a worker
 
   LinkHost& host_;
   const std::shared_ptr<VerbsDomain> domain_;
-  bool closed_ = false;      // on the loop
-  std::set<uint64_t> told_;  // regions whose keys the peer has; on the loop
+  bool closed_ = false;                             // on the loop
+  std::set<uint64_t> told_;                         // regions whose keys the peer has; on the loop
+  std::map<uint64_t, Workers::StrandRef> strands_;  // by the peer's number, from its offer to its fence; on the loop
   std::mutex lock_;
   std::map<uint64_t, Pair> pairs_;  // by the peer's number
 };

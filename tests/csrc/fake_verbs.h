@@ -19,6 +19,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "fake_gates.h"
 #include "transport/verbs.h"
 
 namespace mr::test {
@@ -188,6 +189,8 @@ class FakeFabric {
     }
     raise(card_name, up ? IBV_EVENT_PORT_ACTIVE : IBV_EVENT_PORT_ERR);
   }
+
+  FakeGates& gates() { return gates_; }
 
   std::vector<Request> requests() {
     std::lock_guard guard(lock_);
@@ -486,6 +489,7 @@ class FakeFabric {
   static const char* get_device_name(ibv_device* device) { return static_cast<FakeDevice*>(device)->name; }
   static ibv_context* open_device(ibv_device* device) {
     FakeFabric& fabric = self();
+    fabric.gates_.pass("open_device");
     std::lock_guard guard(fabric.lock_);
     if ((errno = fabric.call("open_device", static_cast<FakeDevice*>(device))) != 0) return nullptr;
     auto* context = new FakeContext{};
@@ -499,6 +503,7 @@ class FakeFabric {
   }
   static int close_device(ibv_context* raw) {
     FakeFabric& fabric = self();
+    fabric.gates_.pass("close_device");
     std::lock_guard guard(fabric.lock_);
     auto* context = static_cast<FakeContext*>(raw);
     if (context->children != 0) fabric.violations_.push_back("a device was closed before what was made with it");
@@ -545,6 +550,7 @@ class FakeFabric {
   }
   static int query_gid(ibv_context* context, uint8_t, int index, ibv_gid* gid) {
     FakeFabric& fabric = self();
+    fabric.gates_.pass("query_gid");
     std::lock_guard guard(fabric.lock_);
     const Port& facts = device_of(context)->facts.port;
     if (index < 0 || static_cast<size_t>(index) >= facts.gids.size()) return EINVAL;
@@ -581,6 +587,7 @@ class FakeFabric {
 
   static ibv_pd* alloc_pd(ibv_context* context) {
     FakeFabric& fabric = self();
+    fabric.gates_.pass("alloc_pd");
     std::lock_guard guard(fabric.lock_);
     if ((errno = fabric.call("alloc_pd", device_of(context))) != 0) return nullptr;
     auto* pd = new FakePd{};
@@ -591,6 +598,7 @@ class FakeFabric {
   }
   static int dealloc_pd(ibv_pd* raw) {
     FakeFabric& fabric = self();
+    fabric.gates_.pass("dealloc_pd");
     std::lock_guard guard(fabric.lock_);
     auto* pd = static_cast<FakePd*>(raw);
     if (pd->children != 0) {
@@ -604,6 +612,7 @@ class FakeFabric {
   }
   static ibv_mr* reg_mr(ibv_pd* pd, void* address, size_t length, int access) {
     FakeFabric& fabric = self();
+    fabric.gates_.pass("reg_mr");
     std::lock_guard guard(fabric.lock_);
     const Card& card = device_of(pd->context)->facts;
     errno = fabric.call("reg_mr", device_of(pd->context));
@@ -629,6 +638,7 @@ class FakeFabric {
   }
   static int dereg_mr(ibv_mr* mr) {
     FakeFabric& fabric = self();
+    fabric.gates_.pass("dereg_mr");
     std::lock_guard guard(fabric.lock_);
     (void)fabric.call("dereg_mr");
     fabric.by_lkey_.erase(mr->lkey);
@@ -652,6 +662,7 @@ class FakeFabric {
   }
   static int destroy_comp_channel(ibv_comp_channel* raw) {
     FakeFabric& fabric = self();
+    fabric.gates_.pass("destroy_comp_channel");
     std::lock_guard guard(fabric.lock_);
     auto* channel = static_cast<FakeChannel*>(raw);
     if (channel->children != 0) fabric.violations_.push_back("a completion channel went before its queues");
@@ -663,6 +674,7 @@ class FakeFabric {
   }
   static ibv_cq* create_cq(ibv_context* context, int entries, void* cq_context, ibv_comp_channel* channel, int) {
     FakeFabric& fabric = self();
+    fabric.gates_.pass("create_cq");
     std::lock_guard guard(fabric.lock_);
     errno = fabric.call("create_cq", device_of(context));
     if (errno == 0 && (entries < 1 || entries > device_of(context)->facts.attributes.max_cqe)) errno = EINVAL;
@@ -680,6 +692,7 @@ class FakeFabric {
   // Waits until all events of it are acknowledged, as libibverbs does.
   static int destroy_cq(ibv_cq* raw) {
     FakeFabric& fabric = self();
+    fabric.gates_.pass("destroy_cq");
     std::unique_lock guard(fabric.lock_);
     auto* cq = static_cast<FakeCq*>(raw);
     if (cq->users != 0) {
@@ -745,6 +758,7 @@ class FakeFabric {
 
   static ibv_qp* create_qp(ibv_pd* pd, ibv_qp_init_attr* attr) {
     FakeFabric& fabric = self();
+    fabric.gates_.pass("create_qp");
     std::lock_guard guard(fabric.lock_);
     const Card& card = device_of(pd->context)->facts;
     errno = fabric.call("create_qp", device_of(pd->context));
@@ -770,6 +784,7 @@ class FakeFabric {
   }
   static int modify_qp(ibv_qp* raw, ibv_qp_attr* attr, int mask) {
     FakeFabric& fabric = self();
+    fabric.gates_.pass("modify_qp");
     std::lock_guard guard(fabric.lock_);
     auto* pair = static_cast<FakeQp*>(raw);
     if (const int error = fabric.call("modify_qp", device_of(pair->context)); error != 0) return error;
@@ -820,6 +835,7 @@ class FakeFabric {
   }
   static int destroy_qp(ibv_qp* raw) {
     FakeFabric& fabric = self();
+    fabric.gates_.pass("destroy_qp");
     std::unique_lock guard(fabric.lock_);
     auto* pair = static_cast<FakeQp*>(raw);
     (void)fabric.call("destroy_qp");
@@ -921,6 +937,7 @@ class FakeFabric {
   }
 
   const bool immediate_;
+  FakeGates gates_;
   std::mutex lock_;
   std::condition_variable wake_, acknowledged_, returned_;
   bool ending_ = false, keep_log_ = false;

@@ -26,6 +26,11 @@ struct Heard : QueuePair::Sink {
     why = pair.failure();
     changed.notify_all();
   }
+  void on_quiet(QueuePair&) override {
+    std::lock_guard guard(lock);
+    ++quiet;
+    changed.notify_all();
+  }
   bool await(size_t count) {
     std::unique_lock guard(lock);
     return changed.wait_for(guard, std::chrono::seconds(20), [&] { return ended.size() >= count; });
@@ -38,7 +43,7 @@ struct Heard : QueuePair::Sink {
   std::mutex lock;
   std::condition_variable changed;
   std::vector<uint64_t> ended;
-  int broken = 0;
+  int broken = 0, quiet = 0;
   QueuePairFailure why;
 };
 

@@ -378,7 +378,7 @@ TEST(memory_that_can_not_be_registered_is_told_or_goes_by_tcp) {
     const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
     VerbsSide::expect_ok(pair.user->read(remote, 0, here.data(), 8));
     std::promise<void> settled;  // the small one's registration, which it did without
-    (*pair.user->domain->memory_worker()).run([&] { settled.set_value(); });
+    pair.user->domain->rails()[0].card->memory_worker.run([&] { settled.set_value(); });
     settled.get_future().wait();
     pair.fabric.fail_call("reg_mr", ENOMEM);  // of what is local: the region's keys are known
     const OpRef op = pair.user->read(remote, 0, here.data(), here.size(), 30, strict ? MR_STRICT : 0);

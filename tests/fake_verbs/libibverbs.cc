@@ -1,7 +1,9 @@
 // The fake fabric in the place of libibverbs.so.1, so that whole programs run on it: the processes that are started
 // with its folder first in LD_LIBRARY_PATH, and the same FAKE_VERBS_FABRIC, reach each other's memory through two
-// cards.
+// cards. Calls named in FAKE_VERBS_HOLD ("destroy_qp,dereg_mr") never return.
 #include <cstdlib>
+
+#include "base/list.h"
 
 #include "../csrc/fake_wire.h"
 
@@ -14,6 +16,8 @@ const mr::Verbs& verbs() {
   static const mr::Verbs& table = [&]() -> const mr::Verbs& {
     auto* const fabric = new FakeFabric();  // threads use it until the process ends
     for (uint8_t i = 0; i < 2; ++i) fabric->add_card("fake" + std::to_string(i), i);
+    if (const char* names = std::getenv("FAKE_VERBS_HOLD"); names != nullptr)
+      for (const std::string& name : mr::split_list(names)) fabric->gates().hold(name);
     if (const char* name = std::getenv("FAKE_VERBS_FABRIC"); name != nullptr) new FakeWire(*fabric, name);
     return FakeFabric::verbs();
   }();

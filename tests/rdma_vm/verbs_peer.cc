@@ -115,6 +115,7 @@ class VerbsPeer : public QueuePair::Sink {
 
   void on_done(QueuePair&, std::span<Work> done) override { num_done_ += done.size(); }
   void on_broken(QueuePair&) override {}
+  void on_quiet(QueuePair&) override {}
 
  private:
   uint8_t* at(uint64_t offset, uint64_t length) {
