@@ -26,7 +26,7 @@ CPP_FILES = $(shell find csrc tests/csrc tests/fake_gpu tests/fake_verbs tests/g
   $(wildcard hip_kernels/*.cu hip_kernels/*.cuh hip_kernels/*.cc) hip_kernels/kernels.h
 PYTHON_FILES := monarch_rdma tests benchmarks examples build_backend hipify_rules .ci setup.py
 
-.PHONY: help setup build hip-toolchain demo test test-long test-rdma soak test-cpp bench lint asan tsan fuzz format clean
+.PHONY: help setup build hip-toolchain demo test test-long test-rdma kernels soak test-cpp bench lint asan tsan fuzz format clean
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
 
@@ -67,6 +67,9 @@ test-rdma: build ## the tests in virtual machines with Soft-RoCE alone (RDMA wit
 	@flock build/.lock $(CPP) rdma_vm
 	@$(PY) tests/rdma_vm || true  # makes the machine, or says why not; then the tests skip
 	$(PY) -m pytest tests/test_rdma_*.py $(PYTEST_ARGS)
+
+kernels: build hip-toolchain ## compiles the GPU kernels for every GPU and looks at what came out
+	$(PY) -m pytest -rs tests/test_gpu_builds.py $(PYTEST_ARGS)
 
 soak: build ## a program under a random fault a second, SOAK_SECONDS long, from SOAK_SEED
 	MONARCH_RDMA_TEST_SOAK_SECONDS=$(SOAK_SECONDS) MONARCH_RDMA_TEST_SOAK_SEED=$(SOAK_SEED) \

@@ -17,6 +17,10 @@
 namespace mr {
 namespace {
 
+// Elements that a thread handles at once: 16 bytes, of one-byte elements 8 (for more, scalar registers would not do).
+template <typename Element>
+constexpr int kGroup = kVector<Element> < 8 ? kVector<Element> : 8;
+
 // Meets the same block of all ranks; before it all memory that was written becomes visible to them, after it theirs.
 // False, for all threads of the block, once *stop is set: then nothing that was to come is done.
 __device__ bool meet(const mr_collective_args& args, uint32_t round) {
@@ -45,7 +49,7 @@ __device__ bool meet(const mr_collective_args& args, uint32_t round) {
   return go_on;
 }
 
-// Elements begin.. of a slice of `count`, by groups of 16 bytes where `wide`, this block's share of them.
+// Elements begin.. of a slice of `count`, by groups where `wide`, this block's share of them.
 template <int kCount, typename Group, typename One>
 __device__ __forceinline__ void for_share(uint64_t count, bool wide, Group group, One one) {
   const uint64_t vectors = wide ? count / kCount : 0;
@@ -59,9 +63,9 @@ __device__ __forceinline__ void fold_slice(const mr_collective_args& args, uint6
                                            void* target) {
   using Storage = typename Element::Storage;
   const auto shard = [&](uint32_t rank) { return static_cast<const Storage*>(args.data[rank]) + skip; };
-  const bool wide = aligned16(target) && skip % kVector<Element> == 0;
-  for_share<kVector<Element>>(
-      count, wide, [&](uint64_t at) { fold_group<Element, kVector<Element>>(args.op, args.ranks, shard, at, target); },
+  const bool wide = aligned16(target) && skip % kGroup<Element> == 0;
+  for_share<kGroup<Element>>(
+      count, wide, [&](uint64_t at) { fold_group<Element, kGroup<Element>>(args.op, args.ranks, shard, at, target); },
       [&](uint64_t at) { fold_group<Element, 1>(args.op, args.ranks, shard, at, target); });
 }
 
@@ -69,7 +73,7 @@ __device__ __forceinline__ void fold_slice(const mr_collective_args& args, uint6
 template <typename Element>
 __device__ __forceinline__ void copy_slice(const void* source, void* target, uint64_t count) {
   using Storage = typename Element::Storage;
-  constexpr int kCount = kVector<Element>;
+  constexpr int kCount = kGroup<Element>;
   const Storage* from = static_cast<const Storage*>(source);
   Storage* to = static_cast<Storage*>(target);
   if (from == to) return;
@@ -89,6 +93,8 @@ __device__ __forceinline__ uint64_t begin_of(uint32_t rank, uint64_t slice, uint
   return begin < count ? begin : count;
 }
 
+// Every rank's slice to its place in `out`. After an all-reduce they lie at their places, else at the begin of the
+// data.
 template <typename Element>
 __device__ __forceinline__ void gather(const mr_collective_args& args, uint64_t slice, uint64_t count) {
   using Storage = typename Element::Storage;
@@ -101,25 +107,26 @@ __device__ __forceinline__ void gather(const mr_collective_args& args, uint64_t 
   }
 }
 
+// What this rank folds, to where: one-shot everything, else its slice; two-shot in place.
+template <typename Element>
+__device__ __forceinline__ void fold_mine(const mr_collective_args& args, uint64_t slice, uint64_t count) {
+  const bool all = args.kind == MR_ONE_SHOT;
+  const uint64_t begin = all ? 0 : begin_of(args.rank, slice, count);
+  const uint64_t end = all ? count : begin_of(args.rank + 1, slice, count);
+  auto* place = static_cast<typename Element::Storage*>(args.data[args.rank]) + begin;
+  fold_slice<Element>(args, begin, end - begin, args.kind == MR_TWO_SHOT ? static_cast<void*>(place) : args.out);
+}
+
 template <typename Element>
 __global__ void __launch_bounds__(kThreads) collective(const mr_collective_args args, uint64_t slice, uint64_t count) {
-  using Storage = typename Element::Storage;
   uint32_t* last_round = &args.signals[args.rank]->round[blockIdx.x];
   uint32_t round = *last_round;
-  const uint64_t begin = begin_of(args.rank, slice, count), end = begin_of(args.rank + 1, slice, count);
-
   if (!meet(args, ++round)) return;  // all data is there
-  if (args.kind == MR_ONE_SHOT) {
-    fold_slice<Element>(args, 0, count, args.out);
-  } else if (args.kind == MR_REDUCE_SCATTER) {
-    fold_slice<Element>(args, begin, end - begin, args.out);
-  } else if (args.kind == MR_TWO_SHOT) {
-    fold_slice<Element>(args, begin, end - begin, static_cast<Storage*>(args.data[args.rank]) + begin);
-    if (!meet(args, ++round)) return;  // all slices are folded
-    gather<Element>(args, slice, count);
-  } else {
-    gather<Element>(args, slice, count);
+  if (args.kind != MR_ALL_GATHER) {
+    fold_mine<Element>(args, slice, count);
+    if (args.kind == MR_TWO_SHOT && !meet(args, ++round)) return;  // all slices are folded
   }
+  if (args.kind == MR_TWO_SHOT || args.kind == MR_ALL_GATHER) gather<Element>(args, slice, count);
   if (!meet(args, ++round)) return;  // all have read: the data may be written again
   if (threadIdx.x == 0) *last_round = round;
 }
@@ -130,7 +137,7 @@ bool valid(const mr_collective_args& args) {
   for (uint32_t rank = 0; rank < args.ranks; ++rank) {
     if (args.signals[rank] == nullptr || !aligned16(args.data[rank])) return false;
   }
-  // Folding and collecting must split a slice among blocks in the same way: by groups of 16 bytes.
+  // Folding and collecting must split a slice among blocks in the same way: by groups.
   if (!aligned16(args.out)) return false;
   // While a rank folds everything, the others still read its data.
   if (args.out == args.data[args.rank] && args.kind != MR_TWO_SHOT) return false;

@@ -27,6 +27,7 @@ from hipify_rules import hipify_files
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "hip_kernels"
 EMULATION = ROOT / "tests" / "gpu_emulation"
+CHECK = ROOT / "benchmarks" / "gpu_check"
 OPS = [ROOT / "csrc" / "ops" / f"{name}.cc" for name in ("pack", "reduce", "quantize", "checksum", "tensor_bytes")]
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]  # of unrolling, which g++ does not know
@@ -43,7 +44,13 @@ ON_TORCH = [
 
 
 def _sources() -> list[Path]:
-    folders = [(KERNELS, "*"), (EMULATION, "**/*"), (ROOT / "csrc" / "kernels", "*.h"), (ROOT / "csrc" / "ops", "*")]
+    folders = [
+        (KERNELS, "*"),
+        (EMULATION, "**/*"),
+        (CHECK, "*"),
+        (ROOT / "csrc" / "kernels", "*.h"),
+        (ROOT / "csrc" / "ops", "*"),
+    ]
     return sorted(path for folder, pattern in folders for path in folder.glob(pattern) if path.is_file())
 
 
@@ -52,6 +59,8 @@ def _build(folder: Path) -> None:
     kernels = sorted(KERNELS.glob("*.cu"))
     headers = [*KERNELS.glob("*.cuh"), KERNELS / "kernels.h"]
     results = hipify_files([*kernels, *headers], hipified, root=KERNELS, launch_macro=True)
+    checks = [CHECK / "cases.cu", CHECK / "cases.h", CHECK / "memory.h"]
+    results += hipify_files(checks, folder / "hipified_check", root=CHECK)
     common = ["g++", "-std=c++20", "-O1", "-g1", "-fPIC", "-fvisibility=hidden", *WARNINGS]
     places = [f"-I{hipified}", f"-I{ROOT / 'csrc'}"]
     units: list[tuple[Path, list[str]]] = [(path, ["-xc++"]) for path in results if path.suffix == ".hip"]
@@ -98,7 +107,7 @@ def ops() -> Any:
 def face() -> tuple[cffi.FFI, Any]:
     """kernels.h and the emulation's controls: the types, and the functions."""
     ffi = cffi.FFI()
-    for header in (KERNELS / "kernels.h", EMULATION / "fibers.h"):
+    for header in (KERNELS / "kernels.h", EMULATION / "fibers.h", CHECK / "cases.h"):
         ffi.cdef(header.read_text().split("/* cffi: begin */")[1].split("/* cffi: end */")[0])
     return ffi, ffi.dlopen(str(library()))
 

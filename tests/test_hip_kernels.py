@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import emulated_kernels
 import pytest
@@ -253,8 +256,27 @@ def test_sum_of_quantized_shards(target: torch.dtype, wave: int) -> None:
 @settings(max_examples=40)
 @given(st.integers(0, 40000), st.sampled_from([8, 16, 24, 512, 4096, 8200, 1 << 20, 1 << 40]), st.integers(0, 9))
 def test_checksum(size: int, block_bytes: int, offset: int) -> None:
+    size = min(size, 99 * block_bytes)  # each block takes a warp
     x = misaligned(torch.randint(0, 256, (size,), generator=seeded(size)).to(torch.uint8), offset)
     assert same(emulated_kernels.ops().checksum(x, block_bytes), checksum_reference(x, block_bytes))
+
+
+def test_the_cases_that_run_on_a_gpu(capfd: pytest.CaptureFixture[str]) -> None:
+    """benchmarks/gpu_check.sh's: right here, and noticing what is wrong."""
+    lib = emulated_kernels.face()[1]
+    assert lib.gpu_check_cases(1, 1) == 0
+    assert "WRONG" not in capfd.readouterr().out
+
+
+def test_the_gpu_check_without_a_gpu(tmp_path: Path) -> None:
+    """It fails, in one sentence."""
+    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
+    (tmp_path / "nvidia-smi").chmod(0o755)
+    script = emulated_kernels.ROOT / "benchmarks" / "gpu_check.sh"
+    environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
+    done = subprocess.run([script], env=environment, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and done.stdout == ""
+    assert done.stderr == "gpu_check: there is no NVIDIA GPU here (nvidia-smi finds none)\n"
 
 
 # --- collectives -------------------------------------------------------------------------------------------------

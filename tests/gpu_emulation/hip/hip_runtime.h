@@ -2,6 +2,7 @@
 #pragma once
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include <cstdint>
@@ -57,12 +58,32 @@ void hipLaunchKernelGGL(void (*kernel)(Parameters...), dim3 grid, dim3 block, si
 }
 
 inline hipError_t hipGetLastError() { return hipError_t(mr_emulation::last_error()); }
-enum hipMemcpyKind { hipMemcpyHostToDevice = 1 };
-inline hipError_t hipMemcpyAsync(void* to, const void* from, size_t bytes, hipMemcpyKind, hipStream_t) {
-  memcpy(to, from, bytes);
+// Memory is the host's, and everything has happened when a call returns.
+enum hipMemcpyKind { hipMemcpyHostToDevice = 1, hipMemcpyDeviceToHost = 2 };
+inline hipError_t hipMalloc(void** at, size_t bytes) {
+  *at = malloc(bytes);
   return hipSuccess;
+}
+inline hipError_t hipFree(void* at) {
+  free(at);
+  return hipSuccess;
+}
+inline hipError_t hipMemcpy(void* to, const void* from, size_t bytes, hipMemcpyKind) {
+  if (bytes > 0) memcpy(to, from, bytes);
+  return hipSuccess;
+}
+inline hipError_t hipMemcpyAsync(void* to, const void* from, size_t bytes, hipMemcpyKind kind, hipStream_t) {
+  return hipMemcpy(to, from, bytes, kind);
 }
 inline hipError_t hipMemsetAsync(void* at, int byte, size_t bytes, hipStream_t) {
   memset(at, byte, bytes);
   return hipSuccess;
 }
+
+enum { hipStreamNonBlocking = 1 };
+inline hipError_t hipStreamCreateWithFlags(hipStream_t* stream, unsigned) {
+  *stream = nullptr;
+  return hipSuccess;
+}
+inline hipError_t hipStreamSynchronize(hipStream_t) { return hipSuccess; }
+inline hipError_t hipStreamDestroy(hipStream_t) { return hipSuccess; }
