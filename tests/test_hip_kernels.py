@@ -18,6 +18,7 @@ from monarch_rdma.kernels.pack import pack_reference
 from monarch_rdma.kernels.quantize import dequantize_reduce_reference, dequantize_reference, quantize_reference
 from monarch_rdma.kernels.reduce import reduce_reference
 
+pytestmark = pytest.mark.timeout(400)  # the first test compiles the kernels
 FLOAT8 = [torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz]
 FLOATS = [torch.float32, torch.float64, torch.float16, torch.bfloat16, *FLOAT8]
 INTEGERS = [torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64]

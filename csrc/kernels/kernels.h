@@ -16,7 +16,10 @@ namespace mr::kernels {
 enum class ReduceOp : uint8_t { sum, avg, min, max, prod };
 
 // avg only for floating types, bool only min and max.
-bool can_reduce(mr_dtype dtype, ReduceOp op);
+inline bool can_reduce(mr_dtype dtype, ReduceOp op) {
+  if (op == ReduceOp::avg) return dtype >= MR_F32 && dtype <= MR_E5M2FNUZ;
+  return dtype != MR_BOOL || op == ReduceOp::min || op == ReduceOp::max;
+}
 
 // out[i] = op over shards[0][i], shards[1][i], ..., in this order; fp32 (fp64 for fp64) inside of floating types,
 // integers wrap around. A NaN goes through every op, and is the canonical one in the result. out may be one of the
@@ -27,7 +30,7 @@ void reduce(mr_dtype dtype, ReduceOp op, const void* const* shards, size_t num_s
 void convert(mr_dtype from, const void* src, mr_dtype to, void* dst, size_t count);
 
 // int8 and the fp8 formats.
-bool can_quantize_to(mr_dtype dtype);
+inline bool can_quantize_to(mr_dtype dtype) { return dtype == MR_I8 || (dtype >= MR_E4M3FN && dtype <= MR_E5M2FNUZ); }
 
 // Blocks of `block` elements of x (fp32, fp16, bf16), the last one may be shorter: to q (int8 or fp8) and one scale
 // each. `error` (may be null) is added to x and becomes what was lost. May be cut between blocks.

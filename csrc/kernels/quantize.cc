@@ -134,8 +134,6 @@ void scaled(mr_dtype dtype, const void* q, const float* scales, size_t begin, si
 
 }  // namespace
 
-bool can_quantize_to(mr_dtype dtype) { return dtype == MR_I8 || (dtype >= MR_E4M3FN && dtype <= MR_E5M2FNUZ); }
-
 void quantize(mr_dtype x_dtype, const void* x, mr_dtype q_dtype, void* q, float* scales, float* error, size_t count,
               size_t block) {
   const QuantizeJob job{x, q, scales, error, count, block};

@@ -190,12 +190,6 @@ void reduce_with(mr_dtype dtype, const void* const* shards, size_t num_shards, v
 
 }  // namespace
 
-bool can_reduce(mr_dtype dtype, ReduceOp op) {
-  const bool is_floating = dtype >= MR_F32 && dtype <= MR_E5M2FNUZ;
-  if (op == ReduceOp::avg) return is_floating;
-  return dtype != MR_BOOL || op == ReduceOp::min || op == ReduceOp::max;
-}
-
 void reduce(mr_dtype dtype, ReduceOp op, const void* const* shards, size_t num_shards, void* out, size_t count) {
   switch (op) {
     case ReduceOp::sum:
