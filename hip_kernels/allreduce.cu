@@ -101,7 +101,7 @@ __device__ __forceinline__ void gather(const mr_collective_args& args, uint64_t 
   for (uint32_t i = 0; i < args.ranks; ++i) {
     const uint32_t rank = (args.rank + i) % args.ranks;  // not all from the same one at once
     const uint64_t begin = begin_of(rank, slice, count), end = begin_of(rank + 1, slice, count);
-    const uint64_t skip = args.kind == MR_ALL_GATHER ? 0 : begin;
+    const uint64_t skip = args.kind == MR_GPU_ALL_GATHER ? 0 : begin;
     copy_slice<Element>(static_cast<const Storage*>(args.data[rank]) + skip, static_cast<Storage*>(args.out) + begin,
                         end - begin);
   }
@@ -110,11 +110,11 @@ __device__ __forceinline__ void gather(const mr_collective_args& args, uint64_t 
 // What this rank folds, to where: one-shot everything, else its slice; two-shot in place.
 template <typename Element>
 __device__ __forceinline__ void fold_mine(const mr_collective_args& args, uint64_t slice, uint64_t count) {
-  const bool all = args.kind == MR_ONE_SHOT;
+  const bool all = args.kind == MR_GPU_ONE_SHOT;
   const uint64_t begin = all ? 0 : begin_of(args.rank, slice, count);
   const uint64_t end = all ? count : begin_of(args.rank + 1, slice, count);
   auto* place = static_cast<typename Element::Storage*>(args.data[args.rank]) + begin;
-  fold_slice<Element>(args, begin, end - begin, args.kind == MR_TWO_SHOT ? static_cast<void*>(place) : args.out);
+  fold_slice<Element>(args, begin, end - begin, args.kind == MR_GPU_TWO_SHOT ? static_cast<void*>(place) : args.out);
 }
 
 template <typename Element>
@@ -122,17 +122,18 @@ __global__ void __launch_bounds__(kThreads) collective(const mr_collective_args 
   uint32_t* last_round = &args.signals[args.rank]->round[blockIdx.x];
   uint32_t round = *last_round;
   if (!meet(args, ++round)) return;  // all data is there
-  if (args.kind != MR_ALL_GATHER) {
+  if (args.kind != MR_GPU_ALL_GATHER) {
     fold_mine<Element>(args, slice, count);
-    if (args.kind == MR_TWO_SHOT && !meet(args, ++round)) return;  // all slices are folded
+    if (args.kind == MR_GPU_TWO_SHOT && !meet(args, ++round)) return;  // all slices are folded
   }
-  if (args.kind == MR_TWO_SHOT || args.kind == MR_ALL_GATHER) gather<Element>(args, slice, count);
+  if (args.kind == MR_GPU_TWO_SHOT || args.kind == MR_GPU_ALL_GATHER) gather<Element>(args, slice, count);
   if (!meet(args, ++round)) return;  // all have read: the data may be written again
   if (threadIdx.x == 0) *last_round = round;
 }
 
 bool valid(const mr_collective_args& args) {
-  if (args.ranks < 1 || args.ranks > MR_GPU_RANKS || args.rank >= args.ranks || args.kind > MR_ALL_GATHER) return false;
+  if (args.ranks < 1 || args.ranks > MR_GPU_RANKS || args.rank >= args.ranks || args.kind > MR_GPU_ALL_GATHER)
+    return false;
   if (args.blocks > MR_GPU_BLOCKS || args.stop == nullptr) return false;
   for (uint32_t rank = 0; rank < args.ranks; ++rank) {
     if (args.signals[rank] == nullptr || !aligned16(args.data[rank])) return false;
@@ -140,8 +141,8 @@ bool valid(const mr_collective_args& args) {
   // Folding and collecting must split a slice among blocks in the same way: by groups.
   if (!aligned16(args.out)) return false;
   // While a rank folds everything, the others still read its data.
-  if (args.out == args.data[args.rank] && args.kind != MR_TWO_SHOT) return false;
-  return args.kind == MR_ALL_GATHER ? args.dtype < MR_NUM_DTYPES : can_reduce(args.dtype, args.op);
+  if (args.out == args.data[args.rank] && args.kind != MR_GPU_TWO_SHOT) return false;
+  return args.kind == MR_GPU_ALL_GATHER ? args.dtype < MR_NUM_DTYPES : can_reduce(args.dtype, args.op);
 }
 
 }  // namespace
@@ -154,14 +155,14 @@ extern "C" int mr_launch_collective(const mr_collective_args* args, void* stream
     constexpr uint64_t kCount = mr::kVector<Element>;
     const uint32_t ranks = args->ranks;
     uint64_t slice = args->count, count = args->count;
-    if (args->kind == MR_REDUCE_SCATTER || args->kind == MR_ALL_GATHER) {
+    if (args->kind == MR_GPU_REDUCE_SCATTER || args->kind == MR_GPU_ALL_GATHER) {
       count *= ranks;
     } else {
       slice = (slice + ranks - 1) / ranks;
       slice = (slice + kCount - 1) / kCount * kCount;
     }
     // Enough threads for the larger of the phases; a rank that has nothing to do still meets the others.
-    const uint64_t share = args->kind == MR_ONE_SHOT ? count : slice;
+    const uint64_t share = args->kind == MR_GPU_ONE_SHOT ? count : slice;
     unsigned blocks = args->blocks ? args->blocks : mr::blocks_for(share / kCount + 1);
     if (blocks > MR_GPU_BLOCKS) blocks = MR_GPU_BLOCKS;
     mr::collective<Element><<<blocks, mr::kThreads, 0, static_cast<cudaStream_t>(stream)>>>(*args, slice, count);

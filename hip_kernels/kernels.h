@@ -16,8 +16,8 @@ extern "C" {
 
 /* cffi: begin */
 enum { MR_GPU_DIMS = 16, MR_GPU_SHARDS = 128, MR_GPU_RANKS = 16, MR_GPU_BLOCKS = 64 };
-enum { MR_SUM, MR_AVG, MR_MIN, MR_MAX, MR_PROD };
-enum { MR_ONE_SHOT, MR_TWO_SHOT, MR_REDUCE_SCATTER, MR_ALL_GATHER };
+enum { MR_GPU_SUM, MR_GPU_AVG, MR_GPU_MIN, MR_GPU_MAX, MR_GPU_PROD };
+enum { MR_GPU_ONE_SHOT, MR_GPU_TWO_SHOT, MR_GPU_REDUCE_SCATTER, MR_GPU_ALL_GATHER };
 
 /* --- pack.cu, boxes.cc: strided tensors to and from packed bytes --- */
 

@@ -145,19 +145,19 @@ void run_reduce(mr_dtype dtype, kernels::ReduceOp op, const std::vector<TensorBy
   args.dtype = dtype;
   switch (op) {
     case kernels::ReduceOp::sum:
-      args.op = MR_SUM;
+      args.op = MR_GPU_SUM;
       break;
     case kernels::ReduceOp::avg:
-      args.op = MR_AVG;
+      args.op = MR_GPU_AVG;
       break;
     case kernels::ReduceOp::min:
-      args.op = MR_MIN;
+      args.op = MR_GPU_MIN;
       break;
     case kernels::ReduceOp::max:
-      args.op = MR_MAX;
+      args.op = MR_GPU_MAX;
       break;
     case kernels::ReduceOp::prod:
-      args.op = MR_PROD;
+      args.op = MR_GPU_PROD;
       break;
   }
   gpu.run("reduce", mr_launch_reduce, args);

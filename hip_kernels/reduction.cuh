@@ -14,14 +14,14 @@ constexpr int kVector = 16 / sizeof(typename Element::Storage);
 // Of two equal values the first stays, of two NaNs as well; integers wrap around.
 template <typename Value>
 __device__ __forceinline__ Value fold(uint32_t op, Value sofar, Value next) {
-  if (op == MR_MIN) return next < sofar || next != next ? next : sofar;
-  if (op == MR_MAX) return next > sofar || next != next ? next : sofar;
+  if (op == MR_GPU_MIN) return next < sofar || next != next ? next : sofar;
+  if (op == MR_GPU_MAX) return next > sofar || next != next ? next : sofar;
   if constexpr (std::is_integral_v<Value>) {
     using Unsigned = std::conditional_t<sizeof(Value) == 8, uint64_t, uint32_t>;
     const Unsigned a = Unsigned(sofar), b = Unsigned(next);
-    return Value(op == MR_PROD ? a * b : a + b);
+    return Value(op == MR_GPU_PROD ? a * b : a + b);
   } else {
-    return op == MR_PROD ? sofar * next : sofar + next;
+    return op == MR_GPU_PROD ? sofar * next : sofar + next;
   }
 }
 
@@ -44,7 +44,7 @@ __device__ __forceinline__ void fold_group(uint32_t op, uint32_t shards, ShardAt
 #pragma unroll
   for (int i = 0; i < kCount; ++i) {
     if constexpr (std::is_floating_point_v<Value>) {
-      if (op == MR_AVG) sofar[i] = sofar[i] / Value(shards);
+      if (op == MR_GPU_AVG) sofar[i] = sofar[i] / Value(shards);
     }
     stored[i] = Element::store(canonical(sofar[i]));
   }
@@ -53,8 +53,8 @@ __device__ __forceinline__ void fold_group(uint32_t op, uint32_t shards, ShardAt
 
 // Whether there is such a reduction of this dtype.
 inline bool can_reduce(uint32_t dtype, uint32_t op) {
-  if (op == MR_AVG) return dtype >= MR_F32 && dtype <= MR_E5M2FNUZ;
-  return dtype < MR_NUM_DTYPES && op <= MR_PROD && (dtype != MR_BOOL || op == MR_MIN || op == MR_MAX);
+  if (op == MR_GPU_AVG) return dtype >= MR_F32 && dtype <= MR_E5M2FNUZ;
+  return dtype < MR_NUM_DTYPES && op <= MR_GPU_PROD && (dtype != MR_BOOL || op == MR_GPU_MIN || op == MR_GPU_MAX);
 }
 
 }  // namespace mr

@@ -256,7 +256,7 @@ void checksum_case(Report& report, size_t bytes, uint64_t block, size_t offset) 
 
 void collective_case(Report& report, uint32_t kind, mr_dtype dtype, uint32_t ranks, size_t count) {
   const size_t size = mr::dtype_size(dtype), bytes = count * size;
-  const bool scatter = kind == MR_REDUCE_SCATTER, gather = kind == MR_ALL_GATHER;
+  const bool scatter = kind == MR_GPU_REDUCE_SCATTER, gather = kind == MR_GPU_ALL_GATHER;
   std::vector<Host> hosts;
   std::vector<std::unique_ptr<Memory>> data, signals, outs;
   Memory stop(Host(4));
@@ -282,7 +282,7 @@ void collective_case(Report& report, uint32_t kind, mr_dtype dtype, uint32_t ran
     args.rank = rank;
     args.ranks = ranks;
     args.dtype = dtype;
-    args.op = dtype == MR_BOOL ? MR_MAX : MR_SUM;
+    args.op = dtype == MR_BOOL ? MR_GPU_MAX : MR_GPU_SUM;
     args.blocks = 4;
     must(mr_launch_collective(&args, streams[rank]), "a collective");
   }
@@ -347,7 +347,7 @@ extern "C" int gpu_check_cases(int rounds, uint32_t most_ranks) {
   wrong += report.finish("checksum");
   for (int round = 0; round < rounds; ++round) {
     for (uint32_t ranks = 1; ranks <= most_ranks; ranks *= 2) {
-      for (uint32_t kind : {MR_ONE_SHOT, MR_TWO_SHOT, MR_REDUCE_SCATTER, MR_ALL_GATHER}) {
+      for (uint32_t kind : {MR_GPU_ONE_SHOT, MR_GPU_TWO_SHOT, MR_GPU_REDUCE_SCATTER, MR_GPU_ALL_GATHER}) {
         collective_case(report, kind, mr_dtype(below(MR_NUM_DTYPES)), ranks, below(20000));
       }
     }

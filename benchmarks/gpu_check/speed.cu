@@ -87,7 +87,7 @@ void time_reduce(Speeds& speeds, const char* what, mr_dtype dtype, uint32_t shar
   args.count = bytes / mr::dtype_size(dtype);
   args.shards = shards;
   args.dtype = dtype;
-  args.op = MR_SUM;
+  args.op = MR_GPU_SUM;
   speeds.compare(what, (shards + 1) * bytes, [&] { return mr_launch_reduce(&args, nullptr); });
 }
 

@@ -45,7 +45,7 @@ int run_rank(uint32_t rank, int from_other, int to_other, int rounds) {
   args.rank = rank;
   args.ranks = 2;
   args.dtype = 5;  // MR_F32
-  args.op = MR_SUM;
+  args.op = MR_GPU_SUM;
   args.blocks = 16;
   int wrong = 0;
   Host host(kCount * sizeof(float));
@@ -53,7 +53,7 @@ int run_rank(uint32_t rank, int from_other, int to_other, int rounds) {
   for (int round = 0; round < rounds; ++round) {
     for (uint32_t i = 0; i < kCount; ++i) floats[i] = float((i + round) % 1000 + rank);
     mine.put(host);
-    args.kind = round % 2 ? MR_TWO_SHOT : MR_ONE_SHOT;
+    args.kind = round % 2 ? MR_GPU_TWO_SHOT : MR_GPU_ONE_SHOT;
     must(mr_launch_collective(&args, nullptr), "a collective");
     const Host result = out.get();
     const auto* sums = reinterpret_cast<const float*>(result.data());
