@@ -320,9 +320,32 @@ VerbsClient::Connection* VerbsClient::choose(const VerbsTransferRef& transfer) {
     Connection* const here = idlest(r, large);
     // A small one goes out at once when there is room: it is not worth a registration before.
     if ((here == nullptr && is_small(*transfer)) || !prepare(transfer, r)) continue;
-    if (here != nullptr && (best == nullptr || here->bytes < best->bytes)) best = here;
+    if (here == nullptr || (large && leaves_to_others(*transfer, r))) continue;
+    if (best == nullptr || here->bytes < best->bytes) best = here;
   }
   return best;
+}
+
+// The first rail whose keys and registration are at hand would take all of a transfer while the others get theirs. It
+// takes its share and leaves them theirs, for as long as it is at it.
+bool VerbsClient::leaves_to_others(VerbsTransfer& transfer, size_t rail) {
+  if (transfer.is_dealt_out) return false;
+  uint64_t sharers = 0;
+  bool others_come = false;
+  for (size_t r = 0; r < rails_.size(); ++r) {
+    const VerbsTransfer::AtRail& at = transfer.local[r];
+    if (!may_use(r) || !is_up(r) || at.state == VerbsTransfer::Local::failed) continue;
+    ++sharers;
+    const auto* keys = keys_.find(transfer.op->remote->name, static_cast<uint32_t>(rails_[r].path.theirs));
+    others_come |= at.state != VerbsTransfer::Local::here || keys == nullptr || !keys->known;
+  }
+  const uint64_t half_a_request = domain_->options().raw.verbs_chunk_bytes / 2;
+  if (!others_come || transfer.local[rail].taken + half_a_request < transfer.op->bytes() / sharers) return false;
+  const auto& slots = rails_[rail].slots;
+  transfer.is_dealt_out = std::none_of(slots.begin(), slots.end(), [&](const ConnectionRef& each) {
+    return each && each->carries.count(&transfer) != 0;
+  });
+  return !transfer.is_dealt_out;
 }
 
 bool VerbsClient::is_up(size_t rail) const {
@@ -472,6 +495,7 @@ bool VerbsClient::post_on(Connection& connection, const VerbsTransferRef& transf
     posted += request.length;
   }
   if (posted == 0) return false;
+  transfer->local[connection.rail].taken += posted;
   transfer->begun = true;
   transfer->rails |= 1ull << (connection.rail % 64);
   return true;

@@ -134,6 +134,7 @@ class VerbsClient : public QueuePair::Sink,
   void attempt(const VerbsTransferRef& transfer);
   bool post_some(const VerbsTransferRef& transfer);
   Connection* choose(const VerbsTransferRef& transfer);
+  bool leaves_to_others(VerbsTransfer& transfer, size_t rail);
   bool is_up(size_t rail) const;
   Connection* idlest(size_t rail, bool large) const;
   bool is_full(bool large) const;

@@ -40,6 +40,7 @@ class VerbsTransfer : public std::enable_shared_from_this<VerbsTransfer> {
   uint64_t rails = 0;          // bit set: they moved bytes
   bool begun = false;          // a request of it was posted
   bool queued = false;         // waits in the client's queue
+  bool is_dealt_out = false;   // no rail leaves a share to those that are not ready yet any more
   bool ended = false;          // on_done was called: its memory is out of bounds
   uint32_t access_errors = 0;  // the peer's card refused so many requests
   uint32_t setbacks = 0;       // queue pairs that failed under it
@@ -51,6 +52,7 @@ class VerbsTransfer : public std::enable_shared_from_this<VerbsTransfer> {
     Local state = Local::unknown;
     RegistrationRef registration;
     Status why;
+    uint64_t taken = 0;  // bytes that were posted there
   };
   std::vector<AtRail> local;
 

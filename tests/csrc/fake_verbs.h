@@ -613,6 +613,7 @@ class FakeFabric {
   static ibv_mr* reg_mr(ibv_pd* pd, void* address, size_t length, int access) {
     FakeFabric& fabric = self();
     fabric.gates_.pass("reg_mr");
+    fabric.gates_.pass(("reg_mr " + device_of(pd->context)->facts.name).c_str());
     std::lock_guard guard(fabric.lock_);
     const Card& card = device_of(pd->context)->facts;
     errno = fabric.call("reg_mr", device_of(pd->context));

@@ -328,6 +328,41 @@ TEST(large_operations_use_all_rails_and_both_ways_go_at_once) {
   pair.finish();
 }
 
+TEST(a_rail_that_takes_long_to_register_memory_gets_its_share_while_the_other_is_busy) {
+  for (const bool in_time : {true, false}) {
+    VerbsPair pair(nullptr, "verbs", true);
+    Bytes owned = painted_bytes(4 * kMiB, 1), here(4 * kMiB), fresh(4 * kMiB);
+    const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
+    pair.user->domain->keep(here.data(), here.size());
+    for (uint32_t rails = 0; rails < 2 || pair.user->counter("verbs_pairs_opened") < 4;) {
+      const OpRef connects = pair.user->read(remote, 0, here.data(), here.size());
+      VerbsSide::expect_ok(connects);
+      rails = connects->rails;
+    }
+    std::atomic<bool> busy{in_time};
+    std::atomic<uint64_t> taken{0};  // by the one that is late
+    std::atomic<size_t> begun{0};
+    pair.fabric.decide([&](const auto& request) {
+      for (const auto& piece : request.pieces) taken += request.card == "use1" ? piece.length : 0;
+      begun += !request.pieces.empty();
+      return request.card == "use0" && !request.pieces.empty() && busy ? FakeFabric::Fate{FakeFabric::Fate::hold}
+                                                                       : FakeFabric::Fate{};
+    });
+    pair.fabric.gates().hold("reg_mr use1");
+    const OpRef op = pair.user->read(remote, 0, fresh.data(), fresh.size());
+    while (begun == 0) std::this_thread::yield();
+    if (in_time) pair.fabric.gates().let_go();
+    for (const Time limit = after(20); in_time && taken < kMiB + kMiB / 2 && Clock::now() < limit;)
+      std::this_thread::yield();
+    busy = false;
+    pair.fabric.kick();
+    VerbsSide::expect_ok(op);
+    CHECK(fresh == owned);
+    CHECK(in_time ? taken >= kMiB + kMiB / 2 : taken == 0);
+    pair.finish();
+  }
+}
+
 TEST(many_small_operations_at_once) {
   VerbsPair pair([](mr_options& raw) { raw.verbs_depth = 32; });
   constexpr uint64_t kCount = 4000;
