@@ -36,7 +36,7 @@ compile() { # compile TARGET KERNELS CHECKS SUFFIX [FLAG...]: the program from t
     "$nvcc" -x cu -std=c++20 -O3 "-arch=sm_$capability" -lineinfo "$@" -Icsrc "-I$kernels" -c "$file" \
       -o "$target/$(basename "$file" ".$suffix").o" & jobs+=($!)
   done
-  for file in csrc/kernels/*.cc csrc/memory/strided_copy.cc hip_kernels/boxes.cc; do
+  for file in csrc/kernels/*.cc csrc/memory/{strided_copy,view}.cc hip_kernels/boxes.cc; do
     g++ -std=c++20 -O3 -ffp-contract=off -Icsrc -c "$file" -o "$target/host_$(basename "$file" .cc).o" & jobs+=($!)
   done
   for job in "${jobs[@]}"; do wait "$job" || return 1; done
