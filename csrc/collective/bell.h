@@ -17,24 +17,41 @@ struct alignas(64) Bell {
 };
 
 // How long a waiter looks again and again before it sleeps: where every member has a processor, what it waits for comes
-// sooner than a sleeper could be woken. Elsewhere it would keep the one from running that it waits for.
-class Spin {
+// sooner than a sleeper could be woken. Where that turns out to be in vain it gets shorter, so that it keeps nobody from
+// running; where it helps it gets longer again.
+class Spinning {
  public:
-  explicit Spin(uint32_t rounds) : left_(rounds) {}
+  explicit Spinning(uint32_t most) : most_(most), now_(most) {}
+
   // False: go to sleep.
-  bool again() {
-    if (left_ == 0) return false;
-    --left_;
+  template <typename Ready>
+  bool until(Ready&& ready) {
+    const uint32_t rounds = now_.load(std::memory_order_relaxed);
+    for (uint32_t i = 0; i < rounds; ++i) {
+      if (ready()) {
+        now_.store(std::min(most_, 2 * rounds), std::memory_order_relaxed);
+        return true;
+      }
+      pause();
+    }
+    if (ready()) return true;
+    now_.store(std::min(most_, std::max(kLeast, rounds / 2)), std::memory_order_relaxed);
+    return false;
+  }
+
+ private:
+  static constexpr uint32_t kLeast = 64;
+
+  static void pause() {
 #if defined(__x86_64__)
     __builtin_ia32_pause();
 #elif defined(__aarch64__)
     asm volatile("yield");
 #endif
-    return true;
   }
 
- private:
-  uint32_t left_;
+  const uint32_t most_;
+  std::atomic<uint32_t> now_;
 };
 
 }  // namespace mr

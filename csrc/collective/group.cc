@@ -87,7 +87,7 @@ std::shared_ptr<Group> Group::create(std::shared_ptr<Node> node, const GroupOpti
 }
 
 Group::Group(std::shared_ptr<Node> node, const GroupOptions& options, RegionRef region)
-    : node_(std::move(node)), options_(options), region_(std::move(region)) {
+    : node_(std::move(node)), options_(options), region_(std::move(region)), spinning_(options.spin) {
   arena_ = {new (region_->base) ArenaHead{}, geometry_of(options)};
   arena_.head->magic = kArenaMagic;
   arena_.head->version = kArenaVersion;

@@ -123,6 +123,8 @@ class Group : public std::enable_shared_from_this<Group> {
   std::vector<std::unique_ptr<Member>> members_;
   std::atomic<bool> joined_{false}, closed_{false};
 
+  Spinning spinning_;
+
   mutable std::mutex failure_lock_;
   int64_t told_rank_ = -1;  // whom the words are about
   std::string told_;
@@ -130,11 +132,10 @@ class Group : public std::enable_shared_from_this<Group> {
 
 template <typename Ready>
 void Group::await(Member& whom, Time deadline, Ready&& ready) {
-  Spin spin(options_.spin);
-  do {
+  if (spinning_.until([&] { return ready() || has_failed(); })) {
     if (ready()) return;
-    if (has_failed() && !ready()) check();
-  } while (spin.again());
+    check();
+  }
   struct Asleep {
     std::atomic<uint32_t>& awaits;
     ~Asleep() { awaits.store(0, std::memory_order_relaxed); }
@@ -151,11 +152,11 @@ void Group::await(Member& whom, Time deadline, Ready&& ready) {
 
 template <typename Ready>
 bool Group::await_message(Bell& bell, const std::vector<std::atomic<uint32_t>*>& asleep, Time deadline, Ready&& ready) {
-  Spin spin(options_.spin);
-  do {
-    if (ready()) return true;
-    if (has_failed() && !ready()) check();
-  } while (spin.again());
+  bool is_ready = false;  // looking may take what is there: once
+  if (spinning_.until([&] { return (is_ready = ready()) || has_failed(); })) {
+    if (is_ready || ready()) return true;
+    check();
+  }
   struct Asleep {
     const std::vector<std::atomic<uint32_t>*>& flags;
     ~Asleep() {

@@ -1,0 +1,161 @@
+"""Collectives of 2 and 4 processes on this host, through torch.distributed, in turns with gloo.
+
+python benchmarks/bench_collectives.py [--processes 2,4] [--largest 256] [--rounds 5] [--quick]
+
+Both process groups live in the same processes. For each size and collective they take turns; the slowest rank counts,
+medians of rounds are compared. "of bound": bytes that must be read from tensors and written to them, over the bandwidth
+of memory, which all processes measure at the same time in the same run by reading and writing a tensor in place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+import torch.multiprocessing as mp
+
+import monarch_rdma.collectives
+from monarch_rdma.rdma.group import ALL_REDUCE
+
+KIB, MIB = 1 << 10, 1 << 20
+Step = Callable[[], object]
+# Newer torch has other names for them, and warns.
+_reduce_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+_all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+
+
+class Collectives:
+    """What is timed: steps on tensors of `size` bytes a rank; the bytes of tensors that each touches on all ranks."""
+
+    def __init__(self, size: int) -> None:
+        count, ranks = size // 4, dist.get_world_size()
+        self.one, self.other = torch.ones(count), torch.ones(count)
+        self.whole = torch.ones(count * ranks)
+        self.bytes = {
+            "all_reduce": 2 * ranks * size,
+            "reduce_scatter": ranks * (ranks + 1) * size,
+            "all_gather": ranks * (ranks + 1) * size,
+            "all_to_all": 2 * ranks * size,
+            "broadcast": ranks * size,
+            "send/recv": 2 * size,
+        }
+
+    def step(self, name: str, group: dist.ProcessGroup) -> Step:
+        one, other, whole, rank = self.one, self.other, self.whole, dist.get_rank()
+        steps: dict[str, Step] = {
+            "all_reduce": lambda: dist.all_reduce(one, dist.ReduceOp.MAX, group=group),
+            "reduce_scatter": lambda: _reduce_scatter(one, whole, dist.ReduceOp.MAX, group=group),
+            "all_gather": lambda: _all_gather(whole, one, group=group),
+            "all_to_all": lambda: dist.all_to_all_single(other, one, group=group),
+            "broadcast": lambda: dist.broadcast(one, 0, group=group),
+            "send/recv": lambda: self._pass(rank, group),
+        }
+        return steps[name]
+
+    def _pass(self, rank: int, group: dist.ProcessGroup) -> None:
+        """From rank 0 to rank 1, and an answer, which is what tells rank 0 that it has come."""
+        if rank == 0:
+            dist.send(self.one, 1, group=group)
+            dist.recv(self.other[:1], 1, group=group)
+        elif rank == 1:
+            dist.recv(self.one, 0, group=group)
+            dist.send(self.other[:1], 0, group=group)
+
+
+def seconds(step: Step, times: int) -> float:
+    """The slowest rank's time of one step, where all begin together."""
+    dist.barrier()
+    begun = time.perf_counter()
+    for _ in range(times):
+        step()
+    taken = torch.tensor([(time.perf_counter() - begun) / times], dtype=torch.float64)
+    dist.all_reduce(taken, dist.ReduceOp.MAX)
+    return float(taken)
+
+
+def bandwidth(rounds: int) -> float:
+    """Bytes a second of all processes together, reading and writing in place what no cache holds."""
+    tensor = torch.ones(64 * MIB // 4)
+    samples = [seconds(lambda: tensor.add_(1.0), 2) for _ in range(rounds + 1)]
+    return 2 * 64 * MIB * dist.get_world_size() / statistics.median(samples[1:])
+
+
+def latencies(step: Step, times: int) -> float:
+    """Median of single steps, in microseconds."""
+    samples = []
+    for _ in range(times):
+        begun = time.perf_counter()
+        step()
+        samples.append(time.perf_counter() - begun)
+    return 1e6 * statistics.median(samples)
+
+
+def say(text: str) -> None:
+    if dist.get_rank() == 0:
+        print(text, flush=True)
+
+
+def measure(rank: int, ranks: int, port: int, sizes: list[int], rounds: int) -> None:
+    torch.set_num_threads(1)
+    store = dist.TCPStore("127.0.0.1", port, is_master=False)
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    groups = {"gloo": dist.group.WORLD, "monarch_rdma": dist.new_group(backend="cpu:monarch_rdma")}
+    assert monarch_rdma.collectives.ProcessGroup
+    ours = groups["monarch_rdma"]
+
+    say(f"\n{ranks} processes, {torch.get_num_threads()} thread each")
+    eight = torch.ones(2)
+    block = [(eight.data_ptr(), eight.nbytes)]
+    small: dict[str, list[float]] = {"gloo": [], "monarch_rdma": [], "core": []}
+    for _ in range(rounds):
+        for name, group in groups.items():
+            small[name].append(latencies(lambda group=group: dist.all_reduce(eight, group=group), 300))
+        small["core"].append(latencies(lambda: ours.group.core.run(ALL_REDUCE, block, block, dtype=5), 300))
+        dist.barrier()
+    p50 = {name: statistics.median(values) for name, values in small.items()}
+    say(
+        f"all_reduce of 8 bytes, p50: gloo {p50['gloo']:.1f} us, monarch_rdma {p50['monarch_rdma']:.1f} us "
+        f"({p50['gloo'] / p50['monarch_rdma']:.1f} x), its core alone {p50['core']:.1f} us"
+    )
+
+    memory = bandwidth(rounds)
+    say(f"memory: {memory / 1e9:.1f} GB/s read and written in place by all together")
+    say(f"{'collective':16}{'size':>10}{'gloo ms':>12}{'ours ms':>12}{'times':>8}{'of bound':>10}")
+    for size in sizes:
+        collectives = Collectives(size)
+        for name, touched in collectives.bytes.items():
+            samples: dict[str, list[float]] = {each: [] for each in groups}
+            times = max(1, min(200, 4 * MIB // size))
+            for round_number in range(rounds + 1):
+                for each, group in groups.items():
+                    taken = seconds(collectives.step(name, group), times)
+                    if round_number:  # the first one warms up
+                        samples[each].append(taken)
+            theirs, mine = (statistics.median(samples[each]) for each in ("gloo", "monarch_rdma"))
+            label = f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
+            bound = f"{touched / memory / mine:.2f}" if size >= 16 * MIB else ""
+            say(f"{name:16}{label:>10}{theirs * 1e3:>12.3f}{mine * 1e3:>12.3f}{theirs / mine:>8.1f}{bound:>10}")
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--processes", default="2,4")
+    parser.add_argument("--largest", type=int, default=256, help="MiB")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds")
+    options = parser.parse_args()
+    sizes = [4 * KIB << 2 * i for i in range(9) if 4 * KIB << 2 * i <= options.largest * MIB]
+    if options.quick:
+        sizes, options.rounds = [4 * KIB, MIB, 64 * MIB], 3
+    for ranks in map(int, options.processes.split(",")):
+        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        mp.spawn(measure, args=(ranks, store.port, sizes, options.rounds), nprocs=ranks)
+
+
+if __name__ == "__main__":
+    main()
