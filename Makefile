@@ -85,6 +85,7 @@ bench: build ## speed beside memcpy, iperf3 and raw sockets (BENCH_ARGS="-k name
 	$(PY) benchmarks/bench_actor.py --quick
 	$(PY) benchmarks/bench_supervision.py --quick
 	$(PY) benchmarks/bench_sharding.py
+	$(PY) benchmarks/bench_collectives.py --quick
 
 asan: setup ## the C++ tests under the address and undefined behaviour sanitisers
 	$(call cpp_run,check,.lock-asan,$(ASAN))

@@ -109,6 +109,7 @@ def generate_engine() -> None:
     header = (ROOT / "csrc" / "engine.h").read_text()
     ffi = cffi.FFI()
     ffi.cdef(header.split("/* cffi: begin */")[1].split("/* cffi: end */")[0])
+    ffi.cdef('extern "Python" int mr_python_interrupted(void);')  # an mr_interrupted; see rdma/group.py
     ffi.set_source(ENGINE.name, '#include "engine.h"')
     Path(ENGINE.sources[0]).parent.mkdir(parents=True, exist_ok=True)
     with contextlib.redirect_stdout(io.StringIO()):  # it tells where it writes

@@ -4,7 +4,8 @@
  *  - Sizes and offsets are bytes, times are seconds (double); a negative timeout means "no deadline".
  *  - Functions that can fail return MR_OK (0) or an mr_kind, and describe the failure in *error (may be NULL).
  *  - Handles are opaque. mr_op is reference counted: whoever gets one gives it back with mr_op_release.
- *  - Every function may be called from any thread. None calls back into the caller except through mr_message_handler.
+ *  - Every function may be called from any thread. None calls back into the caller except through mr_message_handler
+ * and mr_interrupted.
  *  - After fork() the child must not use an engine of its parent: every call returns MR_CONFIG there.
  *
  * The section between the two cffi marks is parsed by the Python binding: plain declarations and integer constants
@@ -325,11 +326,16 @@ enum mr_collective_kind {
 /* In the order of ranks, always; floating types in fp32 (fp64 in fp64). See csrc/kernels/kernels.h. */
 enum mr_reduction { MR_SUM = 0, MR_AVG = 1, MR_MIN = 2, MR_MAX = 3, MR_PRODUCT = 4 };
 
+/* Asked by a thread whose wait was interrupted by a signal, in that thread: not 0 makes it give up, with MR_CANCELLED.
+ */
+typedef int (*mr_interrupted)(void);
+
 typedef struct {
   uint32_t rank, size;
-  uint64_t step_bytes;    /* that a member stages at a time; the same on all members, as the next one */
-  uint64_t message_bytes; /* of a part of a message */
-  uint32_t spin;          /* times that a waiter looks before it sleeps */
+  uint64_t step_bytes;        /* that a member stages at a time; the same on all members, as the next one */
+  uint64_t message_bytes;     /* of a part of a message */
+  uint32_t spin;              /* times that a waiter looks before it sleeps */
+  mr_interrupted interrupted; /* may be NULL */
 } mr_group_options;
 
 /* One collective. Sizes are bytes; where one is not said to be free by the kind, all members have the same. */

@@ -4,6 +4,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <climits>
 
 namespace mr {
@@ -15,14 +16,14 @@ void Bell::ring() {
   ::syscall(SYS_futex, &rung, FUTEX_WAKE, INT_MAX, nullptr, nullptr, 0);
 }
 
-void Bell::sleep(uint32_t seen, Time until) {
+bool Bell::sleep(uint32_t seen, Time until) {
   timespec left{}, *limit = nullptr;
   if (until != Time::max()) {
     const auto ns = std::max<int64_t>(0, std::chrono::nanoseconds(until - Clock::now()).count());
     left = {static_cast<time_t>(ns / 1000000000), static_cast<long>(ns % 1000000000)};
     limit = &left;
   }
-  ::syscall(SYS_futex, &rung, FUTEX_WAIT, seen, limit, nullptr, 0);
+  return ::syscall(SYS_futex, &rung, FUTEX_WAIT, seen, limit, nullptr, 0) == 0 || errno != EINTR;
 }
 
 }  // namespace mr

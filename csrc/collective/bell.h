@@ -12,13 +12,13 @@ struct alignas(64) Bell {
   std::atomic<uint32_t> rung;  // how often; what sleepers sleep on
 
   void ring();
-  // Sleeps until it is rung after `seen` was read from `rung`, or `until`; may wake up early.
-  void sleep(uint32_t seen, Time until);
+  // Sleeps until it is rung after `seen` was read from `rung`, or `until`; may wake up early. False: for a signal.
+  bool sleep(uint32_t seen, Time until);
 };
 
 // How long a waiter looks again and again before it sleeps: where every member has a processor, what it waits for comes
-// sooner than a sleeper could be woken. Where that turns out to be in vain it gets shorter, so that it keeps nobody from
-// running; where it helps it gets longer again.
+// sooner than a sleeper could be woken. Where that turns out to be in vain it gets shorter, so that it keeps nobody
+// from running; where it helps it gets longer again.
 class Spinning {
  public:
   explicit Spinning(uint32_t most) : most_(most), now_(most) {}

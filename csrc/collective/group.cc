@@ -58,7 +58,8 @@ void tell_failure(const Arena& arena, uint64_t word) {
 }  // namespace
 
 GroupOptions Group::checked(const mr_group_options& raw) {
-  GroupOptions options{raw.rank, raw.size, raw.step_bytes / 64 * 64, raw.message_bytes / 64 * 64, raw.spin};
+  GroupOptions options{raw.rank, raw.size,       raw.step_bytes / 64 * 64, raw.message_bytes / 64 * 64,
+                       raw.spin, raw.interrupted};
   if (raw.size == 0 || raw.size > kMaxMembers)
     throw Error(MR_CONFIG, "argument size is " + std::to_string(raw.size) + ", but a group has 1 to " +
                                std::to_string(kMaxMembers) + " members");
@@ -327,6 +328,12 @@ Status Group::failure() const {
     default:
       return mr::fail(what.kind, name + ": " + told);
   }
+}
+
+void Group::on_signal() {
+  if (options_.interrupted == nullptr || options_.interrupted() == 0) return;
+  fail(rank(), MR_CANCELLED, "a signal interrupted its wait");
+  throw Error(failure());
 }
 
 void Group::time_out(Member& whom) {

@@ -52,6 +52,7 @@ struct GroupOptions {
   uint32_t rank = 0, size = 0;
   uint64_t step_bytes = 0, message_bytes = 0;
   uint32_t spin = 0;
+  mr_interrupted interrupted = nullptr;
 };
 
 class Group : public std::enable_shared_from_this<Group> {
@@ -115,6 +116,7 @@ class Group : public std::enable_shared_from_this<Group> {
   void on_lost(uint32_t rank, const Status& why);
   void wake_all();
   [[noreturn]] void time_out(Member& whom);
+  void on_signal();  // a wait was interrupted: throws where its caller wants it to end
 
   const std::shared_ptr<Node> node_;
   const GroupOptions options_;
@@ -146,7 +148,7 @@ void Group::await(Member& whom, Time deadline, Ready&& ready) {
     if (ready()) return;
     check();
     if (deadline != Time::max() && Clock::now() >= deadline) time_out(whom);
-    head().steps.sleep(seen, deadline);
+    if (!head().steps.sleep(seen, deadline)) on_signal();
   }
 }
 
@@ -169,7 +171,7 @@ bool Group::await_message(Bell& bell, const std::vector<std::atomic<uint32_t>*>&
     if (ready()) return true;
     check();
     if (deadline != Time::max() && Clock::now() >= deadline) return false;
-    bell.sleep(seen, deadline);
+    if (!bell.sleep(seen, deadline)) on_signal();
   }
 }
 

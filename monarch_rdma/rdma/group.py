@@ -6,6 +6,7 @@ For `monarch_rdma.collectives`, which says what the memory means. All calls wait
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -54,6 +55,7 @@ class CoreGroup:
         options.rank, options.size = rank, size
         options.step_bytes = config.get("collective_step_bytes")
         options.message_bytes = config.get("collective_message_bytes")
+        options.interrupted = lib.mr_python_interrupted
         options.spin = _SPIN if size <= len(os.sched_getaffinity(0)) else 0
         out, error = ffi.new("mr_group **"), scratch.error
         if kind := lib.mr_group_create(engine.handle, options, out, error):
@@ -152,9 +154,24 @@ class CoreGroup:
             lib.mr_group_close(self._handle)
 
     def _raise(self, error: Any, kind: int, operation: str, size: int | None = None) -> None:
+        if (raised := _interrupted.__dict__.pop("by", None)) is not None:
+            raise raised
         rank = self.failed_rank
         name = self.names[rank] if rank is not None and rank < len(self.names) else None
         raise_error(error, kind, operation=operation, peer=name, size=size)
+
+
+_interrupted = threading.local()  # by: what a signal handler raised while this thread waited in the core
+
+
+def _keep_interruption(_: Any, raised: BaseException, __: Any) -> None:
+    _interrupted.by = raised
+
+
+@ffi.def_extern(name="mr_python_interrupted", error=1, onerror=_keep_interruption)  # type: ignore[untyped-decorator]
+def _let_handlers_run() -> int:
+    """Where a signal came, Python runs its handler in here, if this is the main thread: Ctrl-C raises."""
+    return 0
 
 
 def _release(handle: Any) -> None:

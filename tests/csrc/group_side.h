@@ -11,7 +11,7 @@ namespace {
 struct GroupMember {
   GroupMember(uint32_t rank, uint32_t size, uint64_t step_bytes, void (*change)(mr_options&))
       : engine(("rank" + std::to_string(rank)).c_str(), change), rank(rank), size(size) {
-    const mr_group_options options{rank, size, step_bytes, step_bytes, 100};
+    const mr_group_options options{rank, size, step_bytes, step_bytes, 100, nullptr};
     mr_error error{};
     if (mr_group_create(engine.handle, &options, &group, &error) != MR_OK) throw std::runtime_error(error.message);
   }
