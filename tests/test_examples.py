@@ -50,6 +50,7 @@ EXAMPLES: list[tuple[str, list[str]]] = [
     ("share_model", ["134 MB of weights"]),
     ("reshard_weights", ["generators have version 20; each read 37408 of 74784", "and they are the trainers' weights"]),
     ("relay_weights", ["the mean reward rose from", "took 61 x 2320 bytes from the trainer for 61 versions"]),
+    ("verify", ["after the read 0 of 64 MiB differ", "MiB 19 differs", "read again, 0 differ"]),
     ("grow", ["3600000 of 4800000 bytes moved; every rank has its part: True"]),
 ]
 
