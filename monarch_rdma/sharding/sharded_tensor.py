@@ -306,8 +306,8 @@ class ShardedTensor:
     __mod__, __rmod__ = _binary(operator.mod), _binary(operator.mod, swapped=True)
     __pow__, __rpow__ = _binary(operator.pow), _binary(operator.pow, swapped=True)
 
-    def __neg__(self) -> Any:
-        return self.__rsub__(0)
+    def __neg__(self) -> ShardedTensor:
+        return self._like(self.layout, {rank: -part for rank, part in self.parts.items()}, self.dtype)
 
     def to(self, dtype: torch.dtype) -> ShardedTensor:
         """The same in another dtype."""
