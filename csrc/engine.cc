@@ -7,6 +7,8 @@
 #include "base/json.h"
 #include "engine_face.h"
 #include "memory/device.h"
+#include "transport/device_domain.h"
+#include "transport/stream_order.h"
 #ifdef MR_VERBS
 #include "transport/verbs_describe.h"
 #endif
@@ -46,9 +48,9 @@ struct KeptUntilDrop : Grant {
 
 }  // namespace
 
-RegionRef make_region(mr_engine& engine, void* address, uint64_t size, uint32_t access) {
+RegionRef make_region(mr_engine& engine, void* address, uint64_t size, uint32_t access, int device) {
   engine.node->check_usable();
-  const RegionRef region = engine.node->regions().create(address, size, access);
+  const RegionRef region = engine.node->regions().create(address, size, access, device);
   if (engine.keeper) region->grant("kept", [&] { return std::make_shared<KeptUntilDrop>(engine.keeper, *region); });
   return region;
 }
@@ -65,6 +67,7 @@ RemoteRegion handle_of(Node& node, const Region& region) {
   handle.slot = region.slot;
   handle.shared_id = region.shared ? region.shared->id : 0;
   handle.shared_offset = region.shared_offset;
+  handle.on_device = region.device >= 0;
   return handle;
 }
 
@@ -81,6 +84,7 @@ struct mr_remote {
   std::shared_ptr<Node> node;
   std::shared_ptr<const RemoteRegion> region;
   std::shared_ptr<Peer> peer;
+  std::shared_ptr<DeviceDomain> devices;
 };
 
 struct mr_peer {
@@ -126,14 +130,41 @@ void demand_inside(const RemoteRegion& region, const View& view) {
                                       std::to_string(region.size));
 }
 
-void start_transfer(mr_remote* remote, const OpRef& op, mr_op** out) {
+void check_transfer(mr_remote* remote, const OpRef& op) {
   demand_right(*remote->region, op->verb == Verb::read ? MR_READ : MR_WRITE, verb_name(op->verb));
   demand_inside(*remote->region, op->remote_view);
   if (op->local == nullptr && op->bytes() != 0)
     throw Error(MR_CONFIG, "argument local is NULL for " + std::to_string(op->bytes()) + " bytes");
   op->remote = remote->region;
+}
+
+void start_transfer(mr_remote* remote, const OpRef& op, mr_op** out) {
+  check_transfer(remote, op);
   remote->node->submit(remote->peer, op);
   hand_out(op, out);
+}
+
+// Hands the operation to its peer when the stream has got there, or at its end: then it ends without having begun.
+void submit_after(mr_remote* remote, const OpRef& op, std::unique_ptr<StreamMark> mark) {
+  const auto ready = [node = remote->node, peer = remote->peer, op,
+                      mark = std::shared_ptr<StreamMark>(std::move(mark))](bool ending) {
+    Status status = ending ? fail(MR_CANCELLED, "the engine was closed") : Status{};
+    const bool late = Clock::now() >= op->deadline;
+    if (!mark->is_reached(&status) && !ending && !late && !op->stopping()) return false;
+    if (late && !op->stopping()) peer->stop(op, MR_TRANSFER_TIMEOUT);
+    try {
+      if (!status.ok()) throw Error(status);
+      node->submit(peer, op);
+    } catch (const Error& error) {
+      op->finish(error.status());
+    }
+    return true;
+  };
+  if (ready(false)) return;
+  op->loop = remote->node->loop_ref();
+  op->peer = remote->peer;
+  if (!remote->devices->thread().poll(ready))
+    throw Error(MR_RESOURCE_EXHAUSTED, "there is no thread to wait for the stream");
 }
 
 Verb transfer_verb(uint32_t verb) {
@@ -142,11 +173,35 @@ Verb transfer_verb(uint32_t verb) {
   return verb == MR_READ ? Verb::read : Verb::write;
 }
 
+OpRef make_transfer(uint32_t verb, void* local, const mr_view& local_view, const mr_view& remote_view, double timeout,
+                    uint32_t flags) {
+  const auto op = make_op(transfer_verb(verb), timeout);
+  op->local = static_cast<uint8_t*>(local);
+  op->local_view = View::from(local_view);
+  op->remote_view = View::from(remote_view);
+  if (op->local_view.bytes() != op->remote_view.bytes())
+    throw Error(MR_CONFIG, "the local view has " + std::to_string(op->local_view.bytes()) + " bytes, the remote one " +
+                               std::to_string(op->remote_view.bytes()));
+  if ((op->verb == Verb::read ? op->local_view : op->remote_view).overlaps_itself())
+    throw Error(MR_CONFIG, "the destination's view reaches some bytes twice");
+  op->flags = flags;
+  return op;
+}
+
+void set_notify(Op& op, uint32_t has_notify, uint64_t notify) {
+  if (has_notify != 0 && op.verb != Verb::write) throw Error(MR_CONFIG, "argument notify is for writes");
+  op.has_notify = has_notify != 0;
+  op.notify = notify;
+}
+
 void start_atomic(mr_remote* remote, Verb verb, uint64_t offset, uint64_t a, uint64_t b, double timeout, mr_op** out) {
   const auto op = make_op(verb, timeout);
   op->remote_view = View::contiguous(offset, sizeof(uint64_t));
   demand_right(*remote->region, MR_READ | MR_WRITE, verb_name(verb));
   demand_inside(*remote->region, op->remote_view);
+  if (remote->region->on_device)
+    throw Error(MR_CONFIG, std::string(verb_name(verb)) + " of region " + std::to_string(remote->region->name.id) +
+                               " of " + remote->region->owner + ": it is memory of a GPU, which has no remote atomics");
   if ((remote->region->base + offset) % sizeof(uint64_t) != 0)
     throw Error(MR_OUT_OF_BOUNDS, std::string(verb_name(verb)) + " at offset " + std::to_string(offset) +
                                       ", which is not aligned to 8 bytes in the owner's memory");
@@ -168,7 +223,9 @@ OpRef start_plain(Node& node, const char* address, Verb verb, double timeout, st
   return op;
 }
 
-bool is_restartable(const mr_op& op) { return (op.verb == Verb::read || op.verb == Verb::write) && op.is_let_go(); }
+bool is_restartable(const mr_op& op) {
+  return (op.verb == Verb::read || op.verb == Verb::write) && !op.on_device() && op.is_let_go();
+}
 
 int restart(Node& node, std::span<mr_op* const> ops, double timeout) {
   demand_number(timeout);
@@ -208,7 +265,8 @@ int mr_engine_create(const mr_options* options, mr_engine** engine, mr_error* er
   return guarded(error, [&] {
     Options checked = Options::from(*options);
     Lanes lanes = make_lanes(checked);
-    *engine = new mr_engine{Node::create(std::move(checked), std::move(lanes.types)), std::move(lanes.keeper)};
+    *engine = new mr_engine{Node::create(std::move(checked), std::move(lanes.types)), std::move(lanes.keeper),
+                            std::move(lanes.devices)};
   });
 }
 
@@ -238,6 +296,15 @@ int mr_shared_free(mr_engine* engine, void* address, mr_error* error) {
 int mr_region_create(mr_engine* engine, void* address, uint64_t size, uint32_t access, mr_region** region,
                      mr_error* error) {
   return guarded(error, [&] { *region = new mr_region{engine->node, make_region(*engine, address, size, access)}; });
+}
+
+int mr_region_create_on_device(mr_engine* engine, void* address, uint64_t size, uint32_t access, mr_region** region,
+                               mr_error* error) {
+  return guarded(error, [&] {
+    engine->node->check_usable();
+    const int device = Gpu::need("a region on a device").demand_device("address", address, size);
+    *region = new mr_region{engine->node, make_region(*engine, address, size, access, device)};
+  });
 }
 
 int mr_memory_keep(mr_engine* engine, const void* address, uint64_t size, mr_error* error) {
@@ -282,7 +349,7 @@ int mr_remote_open(mr_engine* engine, const uint8_t* descriptor, uint64_t length
     if (address.incarnation != region->incarnation)
       throw Error(MR_PROTOCOL, "a handle whose address is of another process");
     auto peer = engine->node->peer_of(address);
-    *remote = new mr_remote{engine->node, std::move(region), std::move(peer)};
+    *remote = new mr_remote{engine->node, std::move(region), std::move(peer), engine->devices};
   });
 }
 
@@ -293,7 +360,7 @@ const char* mr_remote_owner(mr_remote* remote) { return remote->region->owner.c_
 uint64_t mr_remote_incarnation(mr_remote* remote) { return remote->region->incarnation; }
 
 const char* mr_remote_lane(mr_remote* remote, double timeout, mr_error* error) {
-  static const char* const known[] = {"local", "shm-mapped", "shm-process_vm", "verbs", "tcp"};
+  static const char* const known[] = {"local", "ipc", "shm-mapped", "shm-process_vm", "verbs", "tcp", "staged"};
   const char* out = "";
   guarded(error, [&] {
     const auto op = make_op(Verb::connect, timeout);
@@ -313,20 +380,43 @@ const char* mr_remote_lane(mr_remote* remote, double timeout, mr_error* error) {
 int mr_transfer(mr_remote* remote, uint32_t verb, void* local, const mr_view* local_view, const mr_view* remote_view,
                 double timeout, uint32_t flags, uint32_t has_notify, uint64_t notify, mr_op** out, mr_error* error) {
   return guarded(error, [&] {
-    const auto op = make_op(transfer_verb(verb), timeout);
-    op->local = static_cast<uint8_t*>(local);
-    op->local_view = View::from(*local_view);
-    op->remote_view = View::from(*remote_view);
-    if (op->local_view.bytes() != op->remote_view.bytes())
-      throw Error(MR_CONFIG, "the local view has " + std::to_string(op->local_view.bytes()) +
-                                 " bytes, the remote one " + std::to_string(op->remote_view.bytes()));
-    if ((op->verb == Verb::read ? op->local_view : op->remote_view).overlaps_itself())
-      throw Error(MR_CONFIG, "the destination's view reaches some bytes twice");
-    if (has_notify != 0 && op->verb != Verb::write) throw Error(MR_CONFIG, "argument notify is for writes");
-    op->flags = flags;
-    op->has_notify = has_notify != 0;
-    op->notify = notify;
+    const auto op = make_transfer(verb, local, *local_view, *remote_view, timeout, flags);
+    set_notify(*op, has_notify, notify);
     start_transfer(remote, op, out);
+  });
+}
+
+int mr_transfer_ordered(mr_remote* remote, uint32_t verb, void* local, const mr_view* local_view,
+                        const mr_view* remote_view, double timeout, uint32_t flags, uint32_t has_notify,
+                        uint64_t notify, const mr_stream_order* order, mr_op** out, mr_error* error) {
+  return guarded(error, [&] {
+    remote->node->check_usable();
+    const auto op = make_transfer(verb, local, *local_view, *remote_view, timeout, flags);
+    set_notify(*op, has_notify, notify);
+    check_transfer(remote, op);
+    const Gpu& gpu = Gpu::need("a transfer in the order of a stream");
+    if (order->local_on_device != 0)
+      op->local_device =
+          gpu.demand_device("local", static_cast<uint8_t*>(local) + op->local_view.offset(),
+                            op->local_view.end() - std::min(op->local_view.end(), op->local_view.offset()));
+    const int device = order->device >= 0 ? order->device : op->local_device;
+    if (device < 0) throw Error(MR_CONFIG, "argument order: its device is -1, but `local` is of no device");
+    const auto stream = static_cast<GpuStream>(order->stream);
+    auto mark = std::make_unique<StreamMark>(gpu, device, stream);
+    if (order->signal != 0) op->gate = StreamGate::shut(gpu, device, stream);
+    submit_after(remote, op, std::move(mark));
+    hand_out(op, out);
+  });
+}
+
+int mr_gpu_synchronize(int32_t device, void* stream, mr_error* error) {
+  return guarded(error, [&] {
+    const Gpu& gpu = Gpu::need("waiting for a stream");
+    int current = device;
+    if (device < 0) gpu.check(gpu.calls.GetDevice(&current), MR_CONFIG, "GetDevice", "this thread");
+    const OnDevice scope(gpu, current);
+    gpu.check(gpu.calls.StreamSynchronize(static_cast<GpuStream>(stream)), MR_CONFIG, "StreamSynchronize",
+              "a stream of device " + std::to_string(current));
   });
 }
 

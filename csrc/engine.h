@@ -54,7 +54,14 @@ enum mr_fault {
 enum mr_remote_state { MR_NOT_WRITTEN = 0, MR_WRITTEN = 1, MR_UNKNOWN = 2 };
 
 /* Transfer flags. Bits 8.. name lanes to use; none set means all. */
-enum mr_flags { MR_STRICT = 1, MR_LANE_SHM = 256, MR_LANE_TCP = 512, MR_LANE_VERBS = 1024 };
+enum mr_flags {
+  MR_STRICT = 1,
+  MR_LANE_SHM = 256,
+  MR_LANE_TCP = 512,
+  MR_LANE_VERBS = 1024,
+  MR_LANE_IPC = 2048, /* these two: for memory of GPUs */
+  MR_LANE_STAGED = 4096
+};
 
 /* Largest number of dimensions of a view, after contiguous dimensions are merged. */
 enum mr_limits { MR_MAX_DIMS = 16, MR_MESSAGE_BYTES = 1024 };
@@ -142,7 +149,7 @@ typedef struct {
   uint64_t bytes;
   uint64_t value;    /* the old value, for atomics */
   double seconds;    /* from submission to completion */
-  char lane[16];     /* "shm-mapped", "shm-process_vm", "local", "verbs", "tcp", "" */
+  char lane[16];     /* "shm-mapped", "shm-process_vm", "local", "verbs", "tcp", "ipc", "staged-tcp", .., "" */
   char skipped[256]; /* why better lanes were not used */
   char message[1024];
 } mr_result;
@@ -176,6 +183,9 @@ void mr_memory_forget(mr_engine* engine, const void* address, uint64_t size);
 /* Makes [address, address + size) reachable. The caller keeps the memory alive until the drop has completed. */
 int mr_region_create(mr_engine* engine, void* address, uint64_t size, uint32_t access, mr_region** region,
                      mr_error* error);
+/* The same for memory of a GPU, all of it of one device, known to the runtime that this process has loaded. */
+int mr_region_create_on_device(mr_engine* engine, void* address, uint64_t size, uint32_t access, mr_region** region,
+                               mr_error* error);
 /* The bytes that another process opens with mr_remote_open. Returns the length; copies at most `capacity`. */
 uint64_t mr_region_descriptor(mr_region* region, uint8_t* out, uint64_t capacity);
 uint64_t mr_region_id(mr_region* region);
@@ -209,7 +219,23 @@ int mr_transfer(mr_remote* remote, uint32_t verb, void* local, const mr_view* lo
 /* The same for one contiguous range. */
 int mr_transfer_bytes(mr_remote* remote, uint32_t verb, void* local, uint64_t remote_offset, uint64_t length,
                       double timeout, uint32_t flags, mr_op** op, mr_error* error);
-/* 64-bit, offset a multiple of 8; the old value is in the result. */
+/* The order of a transfer in a stream of a GPU. `stream` is the runtime's (NULL: the default stream); the transfer
+ * begins when what was queued on it so far has ended. signal != 0: what is queued on it later waits until the transfer
+ * has ended, in whatever way; the stream's owner must look at the result. `device`: whose stream it is; -1: the device
+ * of `local`. */
+typedef struct {
+  void* stream;
+  int32_t device;
+  uint32_t signal;
+  uint32_t local_on_device; /* 1: `local` is memory of a GPU; 0: of the host */
+} mr_stream_order;
+/* mr_transfer in the order of a stream, for memory of GPUs and of the host. */
+int mr_transfer_ordered(mr_remote* remote, uint32_t verb, void* local, const mr_view* local_view,
+                        const mr_view* remote_view, double timeout, uint32_t flags, uint32_t has_notify,
+                        uint64_t notify, const mr_stream_order* order, mr_op** op, mr_error* error);
+/* Waits until what was queued on the stream of `device` (-1: this thread's current one) has ended. */
+int mr_gpu_synchronize(int32_t device, void* stream, mr_error* error);
+/* 64-bit, offset a multiple of 8; the old value is in the result. Not in memory of a GPU. */
 int mr_fetch_add(mr_remote* remote, uint64_t offset, uint64_t add, double timeout, mr_op** op, mr_error* error);
 int mr_compare_and_swap(mr_remote* remote, uint64_t offset, uint64_t compare, uint64_t swap, double timeout, mr_op** op,
                         mr_error* error);

@@ -13,6 +13,7 @@
 struct mr_engine {
   std::shared_ptr<mr::Node> node;
   std::shared_ptr<mr::MemoryKeeper> keeper;
+  std::shared_ptr<mr::DeviceDomain> devices;
 };
 
 namespace mr {
@@ -61,8 +62,8 @@ inline Time deadline_of(Time now, double timeout) {
   return now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(timeout));
 }
 
-// A region of ours, whose memory stays at least until it is dropped.
-RegionRef make_region(mr_engine& engine, void* address, uint64_t size, uint32_t access);
+// A region of ours, whose memory stays at least until it is dropped. `device`: see Region.
+RegionRef make_region(mr_engine& engine, void* address, uint64_t size, uint32_t access, int device = -1);
 // What others open.
 RemoteRegion handle_of(Node& node, const Region& region);
 

@@ -57,6 +57,15 @@ def child_process(secret: Secret) -> Iterator[Callable[..., Child]]:
         yield make
 
 
+@pytest.fixture
+def gpus_left_clean() -> Iterator[None]:
+    """The fake GPU runtime is in this process from now on; what the test uses of it is given back."""
+    from gpu_owners import nothing_left
+
+    with nothing_left():
+        yield
+
+
 @pytest.fixture(scope="module")
 def client(request: pytest.FixtureRequest) -> Iterator[HostMesh]:
     """This process as the client of a module's actors; when they are done, nothing of it may be left.

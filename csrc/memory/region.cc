@@ -13,7 +13,7 @@ namespace mr {
 namespace {
 
 constexpr size_t kMaxText = 4096;
-constexpr uint8_t kHandleVersion = 1;
+constexpr uint8_t kHandleVersion = 2;
 constexpr uint64_t kHugePage = 2u << 20;
 constexpr size_t kMaxNotifications = 1u << 20;
 
@@ -40,7 +40,7 @@ SharedMemory::SharedMemory(uint64_t id, uint64_t size)
       fd_read_only(reopen_read_only(fd.get())),
       mapping(fd.get(), size, true) {}
 
-Region::Region(uint64_t id, Key key, uint8_t* base, uint64_t size, uint32_t access, uint32_t slot,
+Region::Region(uint64_t id, Key key, uint8_t* base, uint64_t size, uint32_t access, uint32_t slot, int device,
                std::shared_ptr<SharedMemory> shared, uint64_t shared_offset)
     : id(id),
       key(key),
@@ -48,6 +48,7 @@ Region::Region(uint64_t id, Key key, uint8_t* base, uint64_t size, uint32_t acce
       size(size),
       access(access),
       slot(slot),
+      device(device),
       shared(std::move(shared)),
       shared_offset(shared_offset) {}
 
@@ -106,6 +107,7 @@ Bytes RemoteRegion::encode() const {
   out.put(kHandleVersion).text(owner).put(incarnation).text(address);
   name.encode(out);
   out.put(size).put(access).put(base).put(slot).put(shared_id).put(shared_offset);
+  out.put(static_cast<uint8_t>(on_device));
   return out.take();
 }
 
@@ -125,6 +127,7 @@ RemoteRegion RemoteRegion::decode(ByteView bytes) {
   out.slot = in.get<uint32_t>();
   out.shared_id = in.get<uint64_t>();
   out.shared_offset = in.get<uint64_t>();
+  out.on_device = in.get<uint8_t>() != 0;
   in.end();
   if (out.slot >= kBoardSlots) throw Error(MR_PROTOCOL, "a handle with board slot " + std::to_string(out.slot));
   if (out.size > std::numeric_limits<uint64_t>::max() - out.base ||
@@ -182,7 +185,7 @@ std::shared_ptr<SharedMemory> RegionTable::shared_at_locked(const void* address,
   return offset <= whole && size <= whole - offset ? found->second : nullptr;
 }
 
-RegionRef RegionTable::create(void* base, uint64_t size, uint32_t access) {
+RegionRef RegionTable::create(void* base, uint64_t size, uint32_t access, int device) {
   if (access == 0 || (access & ~(MR_READ | MR_WRITE)) != 0)
     throw Error(MR_CONFIG, "access " + std::to_string(access) + " is not read, write or both");
   if (base == nullptr && size != 0)
@@ -204,7 +207,7 @@ RegionRef RegionTable::create(void* base, uint64_t size, uint32_t access) {
   const uint64_t shared_offset = shared ? static_cast<uint8_t*>(base) - shared->mapping.address() : 0;
   if (shared) ++shared->num_regions;
   auto region = std::make_shared<Region>(next_id_++, Key::random(), static_cast<uint8_t*>(base), size, access, index,
-                                         std::move(shared), shared_offset);
+                                         device, std::move(shared), shared_offset);
   BoardSlot& line = slot(index);
   line.key[0].store(region->key.word[0]);
   line.key[1].store(region->key.word[1]);
@@ -232,6 +235,9 @@ RegionRef RegionTable::find(const RegionName& name, uint32_t right) {
 
 RegionRef RegionTable::find(const RegionName& name, uint32_t right, const View& view) {
   RegionRef region = find(name, right);
+  if (region->device >= 0)
+    throw Error(MR_ACCESS_DENIED,
+                region_text(name.id) + " is memory of a device: its owner's processor can't reach it");
   if (!view.fits(region->size))
     throw Error(MR_OUT_OF_BOUNDS, "bytes up to " + std::to_string(view.end()) + " of " + region_text(name.id) +
                                       ", which has " + std::to_string(region->size));

@@ -89,6 +89,7 @@ class Region {
   const uint64_t size;
   const uint32_t access;
   const uint32_t slot;
+  const int device;                            // whose memory it is, as this process counts devices; -1: the host's
   const std::shared_ptr<SharedMemory> shared;  // null for memory that is not from mr_shared_alloc
   const uint64_t shared_offset;
 
@@ -107,7 +108,7 @@ class Region {
   // Of a region that is dropped: true once nothing is left of its grants.
   bool revoke_grants();
 
-  Region(uint64_t id, Key key, uint8_t* base, uint64_t size, uint32_t access, uint32_t slot,
+  Region(uint64_t id, Key key, uint8_t* base, uint64_t size, uint32_t access, uint32_t slot, int device,
          std::shared_ptr<SharedMemory> shared, uint64_t shared_offset);
 
  private:
@@ -145,6 +146,7 @@ struct RemoteRegion {
   uint32_t slot = 0;       // on the owner's board
   uint64_t shared_id = 0;  // 0: not shared memory
   uint64_t shared_offset = 0;
+  bool on_device = false;  // memory of a GPU: the owner's processor can't touch it
 
   Bytes encode() const;
   static RemoteRegion decode(ByteView bytes);  // throws MR_PROTOCOL
@@ -159,10 +161,10 @@ class RegionTable {
   void* shared_alloc(uint64_t size);
   uint64_t shared_free(void* address);  // its id; MR_CONFIG where unknown or in use
 
-  RegionRef create(void* base, uint64_t size, uint32_t access);
+  RegionRef create(void* base, uint64_t size, uint32_t access, int device = -1);
   // The region if the name is known, the key right and `right` granted; else throws MR_ACCESS_DENIED.
   RegionRef find(const RegionName& name, uint32_t right);
-  // find, and the view must lie inside: MR_OUT_OF_BOUNDS.
+  // find, for who touches the bytes of the view itself: they must lie inside (MR_OUT_OF_BOUNDS), and in host memory.
   RegionRef find(const RegionName& name, uint32_t right, const View& view);
   // No access begins after this returns. Accesses in flight are the caller's business. Null where it is gone already.
   RegionRef end_access(uint64_t id);

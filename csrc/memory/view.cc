@@ -164,4 +164,31 @@ void Cursor::carry(size_t dim) {
   }
 }
 
+Parts::Parts(const View& view, uint64_t limit) : view_(view), limit_(std::max<uint64_t>(limit, 1)) {
+  dim_ = view_.dims().size();
+  if (view_.run() > limit_) return;
+  inner_ = view_.run();
+  while (dim_ > 0) {
+    --dim_;
+    if (const uint64_t count = view_.dims()[dim_].count; inner_ > limit_ / count) return;
+    if (dim_ > 0) inner_ *= view_.dims()[dim_].count;
+  }
+}
+
+View Parts::next() {
+  const auto& dims = view_.dims();
+  const bool cuts_run = dim_ == dims.size();
+  const uint64_t whole = cuts_run ? view_.run() : dims[dim_].count * inner_;
+  const uint64_t length = std::min(limit_ / inner_ * inner_, whole - position_ % whole);
+  const uint64_t offset = Cursor(view_, position_).peek(1).offset;
+  position_ += length;
+  if (cuts_run) return View::contiguous(offset, length);
+  mr_view part{offset, view_.run(), 0, {}, {}};
+  for (size_t i = dim_; i < dims.size(); ++i, ++part.ndim) {
+    part.count[part.ndim] = i == dim_ ? length / inner_ : dims[i].count;
+    part.stride[part.ndim] = dims[i].stride;
+  }
+  return View::from(part);
+}
+
 }  // namespace mr

@@ -38,6 +38,22 @@ class View {
   std::vector<Dim> dims_;  // most views have none, and every operation holds two
 };
 
+// Cuts a view into views of at most `limit` bytes each, in logical order.
+class Parts {
+ public:
+  Parts(const View& view, uint64_t limit);
+  bool done() const { return position_ == view_.bytes(); }
+  uint64_t position() const { return position_; }
+  View next();  // not when it is done
+
+ private:
+  const View view_;
+  const uint64_t limit_;
+  size_t dim_ = 0;      // that is cut; as many as there are dimensions: the run
+  uint64_t inner_ = 1;  // bytes of one index of it
+  uint64_t position_ = 0;
+};
+
 // Walks the runs of a view from logical byte `position` on.
 class Cursor {
  public:

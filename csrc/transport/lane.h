@@ -48,6 +48,14 @@ enum FrameType : uint16_t {
   kVerbsWant,
   kVerbsKeys,
   kVerbsGone,
+  kIpcMap = 400,
+  kIpcAnswer,
+  kIpcGone,
+  kIpcLeft,
+  kStagedSlots = 500,
+  kStagedPack,
+  kStagedUnpack,
+  kStagedAnswer,
 };
 
 struct Reply {
@@ -88,6 +96,10 @@ class LinkHost {
   // Any thread. Ends the link's part of the operation; exactly once for each start.
   virtual void on_done(const OpRef& op, Status status) = 0;
   virtual void count(const char* counter, uint64_t amount) = 0;  // any thread
+  // Any thread. An operation on the same peer that is a part of another one, over host memory; throws where the engine
+  // is closed. It ends like any other, see Op::on_end.
+  virtual void submit_part(const OpRef& part) = 0;
+  virtual void stop_part(const OpRef& part, int kind) = 0;
 
  protected:
   ~LinkHost() = default;
@@ -96,7 +108,9 @@ class LinkHost {
 class Link {
  public:
   virtual ~Link() = default;
-  virtual const char* lane() const = 0;  // "shm", "verbs", "tcp", "local"
+  virtual const char* lane() const = 0;  // "shm", "verbs", "tcp", "local", "ipc", "staged"
+  // Any thread. Whether it is about such memory at all: most lanes know only the host's.
+  virtual bool carries(const Op& op) const { return !op.on_device(); }
 
   // Any thread. The reason why it can't carry this operation, or "".
   virtual std::string refuses(const Op& op) const = 0;

@@ -19,8 +19,11 @@ class MemoryKeeper {
   ~MemoryKeeper() = default;
 };
 
+class DeviceDomain;
+
 struct Lanes {
   std::vector<Home::LaneType> types;
+  std::shared_ptr<DeviceDomain> devices;
   std::shared_ptr<MemoryKeeper> keeper;  // null where no lane cares
 };
 

@@ -31,7 +31,7 @@ class LocalTransfer final : public Transfer {
     } catch (const Error& error) {
       return error.status();
     }
-    if (reinterpret_cast<uintptr_t>(region_->base) != remote().base)
+    if (reinterpret_cast<uintptr_t>(region_->base) != remote().base || region_->device >= 0)
       return fail(MR_ACCESS_DENIED, "the handle's address is not the region's");
     if ((remote().base + op_->remote_view.offset()) % sizeof(uint64_t) != 0 && is_atomic(op_->verb))
       return fail(MR_OUT_OF_BOUNDS,

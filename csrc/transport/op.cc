@@ -7,6 +7,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "stream_order.h"
+
 namespace mr {
 
 const char* verb_name(Verb verb) {
@@ -79,11 +81,13 @@ bool mr_op::finish(Status status) {
   lane_state.reset();
   const auto helped = std::move(helper_);
   const auto queue = std::move(completions_);
+  const auto opened = std::move(gate);
   const auto tell = std::move(on_end);
   const uint32_t before = state_.exchange(kDone);
   guard.unlock();
   if ((before & kLed) != 0) loop->nudge();
   if ((before & kWaited) != 0) ::syscall(SYS_futex, &state_, FUTEX_WAKE_PRIVATE, INT32_MAX, nullptr, nullptr, 0);
+  if (opened) opened->open();
   if (queue != nullptr) queue->push(tag_);
   if (tell) tell(status_);
   return true;

@@ -16,6 +16,7 @@ namespace mr {
 
 class Peer;
 class Link;
+class StreamGate;
 }  // namespace mr
 
 struct mr_op;
@@ -56,6 +57,7 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
   std::shared_ptr<const mr::RemoteRegion> remote;  // null where no region is meant
   mr::View remote_view, local_view;
   uint8_t* local = nullptr;
+  int local_device = -1;  // whose memory `local` is; -1: the host's
   uint32_t flags = 0;
   bool has_notify = false;
   uint64_t notify = 0, operand[2] = {0, 0};
@@ -64,6 +66,7 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
   mr::Time submitted, deadline = mr::Time::max();
   std::shared_ptr<mr::Loop> loop;  // of the engine: a waiter may help it along
   std::weak_ptr<mr::Peer> peer;
+  std::shared_ptr<mr::StreamGate> gate;  // that a stream of a GPU waits at until the operation is done
   bool admitted = false;  // known to the peer's loop side
   std::string peer_name;  // where there is no remote region to tell it
   // Called once, by whoever ends it, perhaps on the loop: must not wait.
@@ -92,6 +95,7 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
   bool stopping() const { return stop_kind.load(std::memory_order_relaxed) != 0; }
 
   uint64_t bytes() const { return remote_view.bytes(); }
+  bool on_device() const { return local_device >= 0 || (remote && remote->on_device); }
   // "read of 4096 bytes from trainer-0 (region 7)": the start of every message.
   std::string describe() const;
 

@@ -103,10 +103,10 @@ void Peer::set_links_on_loop(Links links) {
 void Peer::submit(const OpRef& op) {
   if ((moves_bytes(op->verb) && !op->has_notify) || is_atomic(op->verb)) {
     const auto now = links();
-    if (!now->empty()) {
-      const Lane& best = now->front();
+    const auto best = std::find_if(now->begin(), now->end(), [&](const Lane& lane) { return lane.link->carries(*op); });
+    if (best != now->end()) {
       const uint32_t wanted = op->flags & ~uint32_t{MR_STRICT};
-      if ((wanted == 0 || (wanted & best.flag) != 0) && best.link->try_inline(op)) return;
+      if ((wanted == 0 || (wanted & best->flag) != 0) && best->link->try_inline(op)) return;
     }
   }
   loop().run([self = shared_from_this(), op] { self->admit_on_loop(op); });
@@ -183,7 +183,8 @@ void Peer::next_link_on_loop(const OpRef& op) {
   for (size_t i = 0; i < now->size(); ++i) {
     const Lane& lane = (*now)[i];
     const uint32_t bit = 1u << i;
-    if ((op->tried_lanes & bit) != 0 || (wanted != 0 && (wanted & lane.flag) == 0)) continue;
+    if ((op->tried_lanes & bit) != 0 || (wanted != 0 && (wanted & lane.flag) == 0) || !lane.link->carries(*op))
+      continue;
     if ((op->flags & MR_STRICT) != 0 && op->tried_lanes != 0) break;
     op->tried_lanes |= bit;
     if (const std::string reason = lane.link->refuses(*op); !reason.empty()) {
@@ -351,7 +352,11 @@ void Peer::become_self_on_loop() {
   state_ = State::self;
   resting_ = false;
   info_ = home_.self();
-  set_links_on_loop({{make_local(*this), ~0u, 0}});
+  Links own{{make_local(*this), ~0u, 0}};
+  for (const auto& type : home_.lanes())
+    if (type.make_own)
+      if (auto link = type.make_own(*this)) own.push_back({std::move(link), ~0u, type.first_frame});
+  set_links_on_loop(std::move(own));
   ++connection_;
   open_window_on_loop();
 }
@@ -643,7 +648,7 @@ std::string Peer::lane_name(const RemoteRegion& remote) {
   probe.verb = (remote.access & MR_READ) != 0 ? Verb::read : Verb::write;
   probe.remote = std::make_shared<const RemoteRegion>(remote);
   for (const auto& lane : *links())
-    if (lane.link->refuses(probe).empty()) return lane.link->lane_for(remote);
+    if (lane.link->carries(probe) && lane.link->refuses(probe).empty()) return lane.link->lane_for(remote);
   return "";
 }
 

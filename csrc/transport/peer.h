@@ -30,6 +30,8 @@ class Home {
     uint16_t first_frame;                                  // its control frames: first_frame .. first_frame + 99
     uint32_t flag;                                         // mr_flags bit that asks for it
     std::function<std::shared_ptr<Link>(LinkHost&)> make;  // null result: not with this peer
+    // The same for this process's own regions; empty: not there.
+    std::function<std::shared_ptr<Link>(LinkHost&)> make_own = {};
   };
 
   virtual Loop& loop() = 0;
@@ -94,6 +96,8 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   void heard_on_loop() override { last_heard_ = Clock::now(); }
   void on_done(const OpRef& op, Status status) override;
   void count(const char* counter, uint64_t amount) override { home_.count(counter, amount); }
+  void submit_part(const OpRef& part) override { home_.submit(shared_from_this(), part); }
+  void stop_part(const OpRef& part, int kind) override { stop(part, kind); }
 
  private:
   enum class State { idle, connecting, up, self, closed };

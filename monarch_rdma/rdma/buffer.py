@@ -35,13 +35,14 @@ class RDMABuffer:
     __slots__ = ("_flat_offset", "_is_tensor", "_nbytes", "_remote", "_torch_dtype", "_view")
 
     def __init__(self, data: Any, *, access: str = "rw", engine: Engine | None = None) -> None:
-        """`data`: a CPU tensor, memoryview, bytearray or numpy array. `access`: what peers may do, "rw", "read" or
-        "write".
+        """`data`: a tensor, memoryview, bytearray, numpy array, or anything with `__cuda_array_interface__`. `access`:
+        what peers may do, "rw", "read" or "write". Memory of a GPU is waited for: what is queued on the current stream
+        has ended when this returns, so that peers read what it computes.
 
         Raises ConfigError, RegistrationError or ResourceExhausted.
         """
         rights = checked_access(access)
-        memory = memory_of(data, "data")
+        memory = memory_of(data, "data", devices=True)
         if rights & WRITE and not memory.writable:
             raise ConfigError(f'data is read-only, but access is {access!r}; pass access="read"')
         engine = engine or default_engine()
@@ -98,8 +99,8 @@ class RDMABuffer:
 
     @property
     def backend(self) -> str:
-        """The lane that transfers take now: "shm", "tcp", "ibverbs", or "local" within one process. Connects if need
-        be.
+        """The lane that transfers take now: "shm", "tcp", "ibverbs", or "local" within one process; of memory on a GPU
+        also "ipc" or "staged". Connects if need be.
 
         `Future.explain().lane` tells the lane that one transfer took, more exactly. Raises PeerLost,
         AuthenticationError.
@@ -144,22 +145,29 @@ class RDMABuffer:
         timeout: float | None = 60,
         strict: bool = False,
         lanes: str | Iterable[str] | None = None,
+        stream: Any = None,
     ) -> Future:
         """Reads all of the buffer into `dst`, in row-major order of the elements of both.
 
         `dst`: same dtype and number of elements, or bytes (uint8). A one-dimensional contiguous `dst` may be larger:
         its first size() bytes are written. `timeout`: seconds until TransferTimeout, None for no deadline. `strict`:
-        fail rather than take another lane than the best. `lanes`: only these, "shm" or "tcp".
+        fail rather than take another lane than the best. `lanes`: only these, out of "shm", "tcp", "verbs", and for
+        memory of GPUs "ipc" and "staged".
+
+        `stream`, a torch.cuda.Stream (of HIP as well): the read begins when what is queued on the stream has ended, and
+        what is queued on it later waits until the read has ended, in whatever way: nobody has to wait for the future,
+        but it tells whether it went well. Without it a `dst` on a GPU is written after what is queued on its current
+        stream, and the future has to be waited for.
 
         Raises at once, before a byte moves: ConfigError, OutOfBounds. The future raises PeerLost, TransferTimeout,
         Cancelled, AccessDenied, OutOfBounds, ResourceExhausted, AuthenticationError or ProtocolError.
         """
-        storage = self._storage_for_short_way(dst, timeout, strict, lanes)
+        storage = None if stream is not None else self._storage_for_short_way(dst, timeout, strict, lanes)
         if storage is not None:
             note_written(dst)
             return self._move_tensor(READ, dst, timeout, storage)
         deadline, flags = seconds(timeout), transfer_flags(strict, lanes)
-        return move(self._remote, READ, match_dst(self._current_view(), dst, "dst"), deadline, flags, None)
+        return move(self._remote, READ, match_dst(self._current_view(), dst, "dst"), deadline, flags, None, stream)
 
     def prepare_read(self, dst: Any) -> Callable[[float | None], Future]:
         """Checks everything about a read into `dst` now, once. Each call of the result, with a timeout, starts it.
@@ -177,6 +185,7 @@ class RDMABuffer:
         strict: bool = False,
         lanes: str | Iterable[str] | None = None,
         notify: int | None = None,
+        stream: Any = None,
     ) -> Future:
         """Writes `src` into the buffer, in row-major order of the elements of both.
 
@@ -185,13 +194,14 @@ class RDMABuffer:
         after all bytes are visible there. Otherwise as `read_into`; an error's `remote_state` tells what is known of
         the remote bytes.
         """
-        storage = None if notify is not None else self._storage_for_short_way(src, timeout, strict, lanes)
+        plain = notify is None and stream is None
+        storage = None if not plain else self._storage_for_short_way(src, timeout, strict, lanes)
         if storage is not None:
             return self._move_tensor(WRITE, src, timeout, storage)
         deadline, flags = seconds(timeout), transfer_flags(strict, lanes)
         if notify is not None and not (type(notify) is int and 0 <= notify < 2**64):
             raise ConfigError(f"notify is {notify!r}, but must be an integer from 0 to 2**64-1")
-        return move(self._remote, WRITE, match_src(self._current_view(), src, "src"), deadline, flags, notify)
+        return move(self._remote, WRITE, match_src(self._current_view(), src, "src"), deadline, flags, notify, stream)
 
     def _storage_for_short_way(self, tensor: Any, timeout: Any, strict: bool, lanes: Any) -> Any:
         """The tensor's storage where no closer look is needed; else None. Small transfers cost little but this."""
@@ -224,6 +234,8 @@ class RDMABuffer:
         ours = self._remote.ours
         if ours is not None and not ours.is_dropped:
             memory = ours.memory
+            if memory.on_device:
+                raise ConfigError("memory of a GPU cannot be mapped; read_into() copies it")
             data, writable = bytes_at(memory.address, memory.view.extent, Keep(memory)), memory.writable
         else:
             data, writable = self._remote.map(timeout)

@@ -36,7 +36,9 @@ class TransferReport:
 
     operation: str
     peer: str
-    lane: str  # "shm-mapped", "shm-process_vm", "local", "tcp"; "" where no byte moved
+    # "shm-mapped", "shm-process_vm", "local", "verbs", "tcp"; with memory of a GPU also "ipc", "staged-shm",
+    # "staged-tcp", ...; "" where no byte moved
+    lane: str
     rails: int  # sockets, threads or cards that moved bytes
     bytes: int
     chunks: int  # pieces it was moved in

@@ -27,6 +27,7 @@ _FORMATS = {letter: name for name, letter in _LETTERS.items()} | {
     "c": "uint8", "n": "int64", "N": "uint64", "e": "float16", "Zf": "complex64", "Zd": "complex128",
     "F": "complex64", "D": "complex128",
 }  # fmt: skip
+_KINDS = {"b": "bool", "i": "int", "u": "uint", "f": "float", "c": "complex"}
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,27 @@ class Memory:
     writable: bool
     pin: object
     tensor: Any = None  # where it is one
+    on_device: bool = False  # memory of a GPU, which only the GPU's runtime may touch
+    stream: int = 0  # on which it is ready, where the object says so
+
+    def current_stream(self) -> int:
+        """The stream that work on it is queued on now, as the runtime's pointer."""
+        if self.tensor is None:
+            return self.stream
+        return int(_loaded["torch"].cuda.current_stream(self.tensor.device).cuda_stream)
 
 
-def memory_of(obj: Any, argument: str) -> Memory:
-    """The memory of obj. ConfigError naming `argument` where it has none that this process can reach."""
+def memory_of(obj: Any, argument: str, *, devices: bool = False) -> Memory:
+    """The memory of obj. ConfigError naming `argument` where it has none that this process can reach, or is memory of a
+    GPU where `devices` says that only the host's will do.
+    """
     torch: Any = _loaded.get("torch")
     if isinstance(obj, getattr(torch, "Tensor", ())):  # another thread may be just importing it
-        return _of_tensor(torch, obj, argument)
+        return _of_tensor(torch, obj, argument, devices)
     if isinstance(obj, getattr(_loaded.get("numpy"), "ndarray", ())):
         return _of_array(obj, argument)
+    if devices and isinstance(getattr(obj, "__cuda_array_interface__", None), dict):
+        return _of_cuda_array(obj, argument)
     return _of_buffer(obj, argument)
 
 
@@ -69,14 +82,14 @@ def plain_storage(obj: Any, dtype: Any, nbytes: int) -> Any:
     return storage if storage.nbytes() >= nbytes + obj.storage_offset() * obj.element_size() else None
 
 
-def _of_tensor(torch: Any, tensor: Any, argument: str) -> Memory:
+def _of_tensor(torch: Any, tensor: Any, argument: str, devices: bool) -> Memory:
     if tensor.is_nested:
         raise ConfigError(f"{argument} is a nested tensor: only dense, strided tensors can be moved")
-    if why := _why_unreachable(torch, tensor):
+    if why := _why_unreachable(torch, tensor, devices):
         raise ConfigError(f"{argument} is a tensor of shape {tuple(tensor.shape)} and dtype {tensor.dtype}{why}")
     try:
         storage = tensor.untyped_storage()
-        if storage.device.type != "cpu":
+        if storage.device.type != ("cuda" if tensor.is_cuda else "cpu"):
             raise RuntimeError(f"its memory is on {storage.device}")  # a fake tensor
         address = tensor.data_ptr()
     except (RuntimeError, NotImplementedError) as error:
@@ -89,10 +102,10 @@ def _of_tensor(torch: Any, tensor: Any, argument: str) -> Memory:
             f"{argument} is a tensor of {view.nbytes} bytes, but its storage has only {storage.nbytes()} "
             "(it was resized, or never allocated)"
         )
-    return Memory(address, view, True, storage, tensor)
+    return Memory(address, view, True, storage, tensor, on_device=bool(tensor.is_cuda and view.nbytes))
 
 
-def _why_unreachable(torch: Any, tensor: Any) -> str:
+def _why_unreachable(torch: Any, tensor: Any, devices: bool) -> str:
     """Why the tensor's values are not simply in memory of this process; "" where they are."""
     if tensor.layout is not torch.strided:
         return f" with layout {tensor.layout}: only dense, strided tensors can be moved"
@@ -100,8 +113,8 @@ def _why_unreachable(torch: Any, tensor: Any) -> str:
         return ": a quantised tensor's bytes mean nothing without its scale; pass tensor.int_repr()"
     if tensor.is_meta:
         return " on the meta device: it has no memory"
-    if not tensor.is_cpu:
-        return f" on {tensor.device}: this build reaches only the memory of the CPU; pass tensor.cpu()"
+    if not tensor.is_cpu and not (tensor.is_cuda and devices):
+        return f" on {tensor.device}: here only memory of the CPU will do; pass tensor.cpu()"
     if tensor.is_conj() or tensor.is_neg():
         return " that is a lazy conjugate or negative; pass tensor.resolve_conj().resolve_neg()"
     if type(tensor) is not torch.Tensor and hasattr(tensor, "__tensor_flatten__"):
@@ -121,6 +134,29 @@ def _of_array(array: Any, argument: str) -> Memory:
     strides = tuple(max(0, stride) for stride in array.strides)
     view = View(array.dtype.name, max(1, array.dtype.itemsize), array.shape, strides)
     return Memory(address, view, not read_only, array)
+
+
+def _of_cuda_array(obj: Any, argument: str) -> Memory:
+    """By the CUDA array interface, which arrays on AMD's GPUs have under the same name."""
+    interface = obj.__cuda_array_interface__
+    try:
+        (address, read_only), shape = interface["data"], tuple(interface["shape"])
+        order, kind, itemsize = interface["typestr"][0], interface["typestr"][1], int(interface["typestr"][2:])
+        strides = tuple(interface.get("strides") or contiguous_strides(shape, itemsize))
+    except (KeyError, IndexError, TypeError, ValueError) as error:
+        raise ConfigError(f"{argument} has a malformed __cuda_array_interface__: {interface!r:.200}") from error
+    if kind not in _KINDS or order == (">" if sys.byteorder == "little" else "<"):
+        raise ConfigError(f"{argument} has elements of type {interface['typestr']!r}, which cannot be moved")
+    if any(stride < 0 for count, stride in zip(shape, strides, strict=True) if count > 1):
+        raise ConfigError(f"{argument} has strides {strides}: negative strides cannot be moved; pass a copy")
+    if interface.get("mask") is not None:
+        raise ConfigError(f"{argument} has a mask, which cannot be moved")
+    dtype = "bool" if kind == "b" else f"{_KINDS[kind]}{8 * itemsize}"
+    view = View(dtype, itemsize, shape, tuple(max(0, stride) for stride in strides))
+    stream = interface.get("stream") or 0
+    return Memory(
+        int(address), view, not read_only, obj, on_device=bool(view.nbytes), stream=0 if stream == 1 else int(stream)
+    )
 
 
 def _of_buffer(obj: Any, argument: str) -> Memory:

@@ -36,7 +36,13 @@ class Region:
         self._drop_begun = False
         self._cell = ffi.new("mr_region **")  # filled by the core: see Future.cell
         error, address = scratch.error, ffi.cast("void *", memory.address)
-        if kind := lib.mr_region_create(engine.handle, address, memory.view.extent, access, self._cell, error):
+        create = lib.mr_region_create
+        if memory.on_device:
+            stream = ffi.cast("void *", memory.current_stream())
+            if kind := lib.mr_gpu_synchronize(-1, stream, error):
+                raise_error(error, kind, operation="register", size=memory.view.nbytes)
+            create = lib.mr_region_create_on_device
+        if kind := create(engine.handle, address, memory.view.extent, access, self._cell, error):
             raise_error(error, kind, operation="register", size=memory.view.nbytes)
         self.id = int(lib.mr_region_id(self._cell[0]))
         self.descriptor = _descriptor(self._cell[0])

@@ -17,7 +17,13 @@ __all__ = ["READ", "WRITE", "match_dst", "match_src", "move", "move_bytes", "tra
 
 READ, WRITE = lib.MR_READ, lib.MR_WRITE
 _VERBS = {READ: "read", WRITE: "write"}
-_LANES = {"shm": lib.MR_LANE_SHM, "tcp": lib.MR_LANE_TCP, "verbs": lib.MR_LANE_VERBS}
+_LANES = {
+    "shm": lib.MR_LANE_SHM,
+    "tcp": lib.MR_LANE_TCP,
+    "verbs": lib.MR_LANE_VERBS,
+    "ipc": lib.MR_LANE_IPC,
+    "staged": lib.MR_LANE_STAGED,
+}
 _cast = ffi.cast
 _transfer_bytes = lib.mr_transfer_bytes
 
@@ -39,7 +45,7 @@ def transfer_flags(strict: bool, lanes: str | Iterable[str] | None) -> int:
 
 def match_dst(view: View, dst: Any, argument: str) -> tuple[Memory, View, View]:
     """The destination's memory, and the bytes of it and of the buffer `view` that a read copies."""
-    memory = memory_of(dst, argument)
+    memory = memory_of(dst, argument, devices=True)
     local = memory.view
     _match_dtype(view, local, argument)
     if not memory.writable:
@@ -53,7 +59,7 @@ def match_dst(view: View, dst: Any, argument: str) -> tuple[Memory, View, View]:
 
 def match_src(view: View, src: Any, argument: str) -> tuple[Memory, View, View]:
     """The source's memory, and the bytes of it and of the buffer `view` that a write copies."""
-    memory = memory_of(src, argument)
+    memory = memory_of(src, argument, devices=True)
     local = memory.view
     _match_dtype(view, local, argument)
     if view.overlaps_itself:
@@ -85,22 +91,51 @@ def _wrong_size(view: View, local: View, argument: str, operation: str) -> OutOf
     )
 
 
+def order_of(stream: Any) -> tuple[int, int]:
+    """A torch stream, an object with __cuda_stream__, or the runtime's pointer: the pointer, and its device or -1."""
+    pointer = getattr(stream, "cuda_stream", stream)
+    if hasattr(stream, "__cuda_stream__"):
+        pointer = stream.__cuda_stream__()[1]
+    if type(pointer) is not int or pointer < 0:
+        raise ConfigError(f"stream is {stream!r:.200}, but must be a stream of torch's, or a runtime's pointer to one")
+    return pointer, getattr(stream, "device_index", -1)
+
+
 def move(
-    remote: RemoteRegion, verb: int, parts: tuple[Memory, View, View], timeout: float, flags: int, notify: int | None
+    remote: RemoteRegion,
+    verb: int,
+    parts: tuple[Memory, View, View],
+    timeout: float,
+    flags: int,
+    notify: int | None,
+    stream: Any = None,
 ) -> Future:
-    """Starts moving what match_dst or match_src found."""
+    """Starts moving what match_dst or match_src found: after what is queued on the stream, which then waits for it.
+    Without one, where it is memory of a GPU: after what is queued on the stream that is current.
+    """
     memory, local, there = parts
+    order = None
+    if stream is not None or memory.on_device:
+        pointer, device = (memory.current_stream(), -1) if stream is None else order_of(stream)
+        if device < 0 and not memory.on_device:
+            raise ConfigError(f"stream is {stream!r:.200}, whose device is not known, nor is the memory of any device")
+        address_of = ffi.cast("void *", pointer)
+        order = ffi.new("mr_stream_order *", (address_of, device, stream is not None, memory.on_device))
     handle, engine = remote.open(), remote.engine
     if verb == READ and memory.tensor is not None:
         note_written(memory.tensor)
-    if notify is None and local.is_contiguous and there.is_contiguous:
+    if order is None and notify is None and local.is_contiguous and there.is_contiguous:
         return move_bytes(remote, verb, memory.address, there.offset, local.nbytes, timeout, flags, memory.pin)
     error, address = scratch.error, _cast("void *", memory.address)
     has_notify, number = (0, 0) if notify is None else (1, notify)
     future = Future(engine, _VERBS[verb], remote, local.nbytes, (memory.pin, remote))
-    kind = lib.mr_transfer(
-        handle, verb, address, local.c_view, there.c_view, timeout, flags, has_notify, number, future.cell, error
-    )
+    what = (handle, verb, address, local.c_view, there.c_view, timeout, flags, has_notify, number)
+    if order is None:
+        kind = lib.mr_transfer(*what, future.cell, error)
+    elif local.nbytes:
+        kind = lib.mr_transfer_ordered(*what, order, future.cell, error)
+    else:
+        return done_future(_VERBS[verb], remote)
     if kind:
         raise_error(error, kind, operation=_VERBS[verb], peer=remote.owner, size=local.nbytes)
     return future

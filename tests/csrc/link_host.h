@@ -54,6 +54,8 @@ class TestHost : public LinkHost {
     ++ends_;
     if (!op->finish(std::move(status))) ++doubled_ends_;
   }
+  void submit_part(const OpRef& part) override { part->finish(fail(MR_CONFIG, "no parts in this test")); }
+  void stop_part(const OpRef&, int) override {}
   void count(const char* name, uint64_t amount) override {
     std::lock_guard guard(counters_lock_);
     counters_[name] += amount;

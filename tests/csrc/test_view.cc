@@ -267,4 +267,36 @@ TEST(malformed_views_are_refused) {
 
 }  // namespace
 
+TEST(parts_are_the_view_in_order) {
+  // One run; rows; planes of rows; rows longer than the limit. Bytes of all parts, in order, are those of the view.
+  const mr_view shapes[] = {{5, 1000, 0, {}, {}},
+                            {3, 10, 1, {7}, {13}},
+                            {0, 10, 2, {5, 7}, {100, 13}},
+                            {9, 100, 2, {3, 4}, {1000, 150}},
+                            {1, 1, 3, {4, 5, 6}, {400, 50, 3}}};
+  for (const mr_view& shape : shapes) {
+    const View whole = View::from(shape);
+    for (const uint64_t limit : {1ull, 7ull, 64ull, 99ull, 100ull, 101ull, 1000ull, 100000ull}) {
+      std::vector<uint64_t> wanted, found;
+      for (Cursor at(whole); at.left() > 0;) {
+        const auto run = at.next(whole.bytes());
+        for (uint64_t i = 0; i < run.length; ++i) wanted.push_back(run.offset + i);
+      }
+      for (Parts parts(whole, limit); !parts.done();) {
+        CHECK_EQ(parts.position(), found.size());
+        const View part = parts.next();
+        CHECK(part.bytes() > 0);
+        CHECK(part.bytes() <= limit);
+        for (Cursor at(part); at.left() > 0;) {
+          const auto run = at.next(part.bytes());
+          for (uint64_t i = 0; i < run.length; ++i) found.push_back(run.offset + i);
+        }
+      }
+      CHECK(found == wanted);
+    }
+  }
+  CHECK(Parts(View::contiguous(9, 0), 10).done());
+  CHECK_EQ(Parts(View::contiguous(9, 10), 10).next().bytes(), 10u);
+}
+
 int main(int argc, char** argv) { return mr::test::run(argc, argv); }

@@ -252,9 +252,9 @@ void drain_all() {
   for (Stream* stream : all) stream->drain();
 }
 
-struct IpcContent {
-  int pid, fd, device;
+struct IpcContent {  // without gaps: the same memory has the same bytes
   uint64_t size;
+  int pid, fd;
 };
 
 struct Handle {
@@ -497,7 +497,7 @@ int ipc_get(IpcHandle* out, void* address) {
   const auto found = find(w, address);
   if (found == w.allocations.end() || found->second.expandable || found->second.opened) return failed(kInvalidValue);
   std::memset(out, 0, sizeof *out);
-  const IpcContent content{::getpid(), found->second.memory->fd, found->second.device, found->second.size};
+  const IpcContent content{found->second.size, ::getpid(), found->second.memory->fd};
   std::memcpy(out->bytes, &content, sizeof content);
   return kOk;
 }
