@@ -5,7 +5,7 @@
 
 #include "../base/error.h"
 #include "../base/fd.h"
-#include "../base/worker.h"
+#include "../base/workers.h"
 
 namespace mr {
 namespace {

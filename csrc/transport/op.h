@@ -67,8 +67,8 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
   std::shared_ptr<mr::Loop> loop;  // of the engine: a waiter may help it along
   std::weak_ptr<mr::Peer> peer;
   std::shared_ptr<mr::StreamGate> gate;  // that a stream of a GPU waits at until the operation is done
-  bool admitted = false;  // known to the peer's loop side
-  std::string peer_name;  // where there is no remote region to tell it
+  bool admitted = false;                 // known to the peer's loop side
+  std::string peer_name;                 // where there is no remote region to tell it
   // Called once, by whoever ends it, perhaps on the loop: must not wait.
   std::function<void(const mr::Status&)> on_end;
 

@@ -221,15 +221,23 @@ CompletionQueue::CompletionQueue(CompletionChannelRef channel, int entries, void
                               std::to_string(entries) + " entries at " + context()->name(), errno));
 }
 
-MemoryRegion::MemoryRegion(ProtectionDomainRef domain, void* address, uint64_t length, int access)
-    : VerbsChild(domain->context(), domain->verbs().reg_mr(domain->get(), address, length, access)),
-      domain_(std::move(domain)) {
-  if (get() == nullptr)
-    throw Error(verbs_failure(
-        MR_REGISTRATION, "ibv_reg_mr",
-        std::to_string(length) + " bytes with access " + std::to_string(access) + " at " + context()->name(), errno));
-  lkey_ = get()->lkey;
-  rkey_ = get()->rkey;
+MemoryRegion::MemoryRegion(ProtectionDomainRef domain, ibv_mr* made, const char* call, const std::string& of)
+    : VerbsChild(domain->context(), made), domain_(std::move(domain)) {
+  if (made == nullptr) throw Error(verbs_failure(MR_REGISTRATION, call, of + " at " + context()->name(), errno));
+  lkey_ = made->lkey;
+  rkey_ = made->rkey;
 }
+
+MemoryRegion::MemoryRegion(ProtectionDomainRef domain, void* address, uint64_t length, int access)
+    : MemoryRegion(domain, domain->verbs().reg_mr(domain->get(), address, length, access), "ibv_reg_mr",
+                   std::to_string(length) + " bytes with access " + std::to_string(access)) {}
+
+MemoryRegion::MemoryRegion(ProtectionDomainRef domain, const DmaBuf& exported, void* address, uint64_t length,
+                           int access)
+    : MemoryRegion(domain,
+                   domain->verbs().reg_dmabuf_mr(domain->get(), exported.offset, length,
+                                                 reinterpret_cast<uintptr_t>(address), exported.fd.get(), access),
+                   "ibv_reg_dmabuf_mr",
+                   std::to_string(length) + " bytes of device memory with access " + std::to_string(access)) {}
 
 }  // namespace mr

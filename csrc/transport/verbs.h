@@ -9,6 +9,7 @@
 
 #include "../base/error.h"
 #include "../base/fd.h"
+#include "../memory/device.h"
 
 // Macros of the header that would put calls past the table.
 #undef ibv_query_port
@@ -153,11 +154,15 @@ class CompletionQueue : public VerbsChild<ibv_cq, &Verbs::destroy_cq> {
 class MemoryRegion : public VerbsChild<ibv_mr, &Verbs::dereg_mr> {
  public:
   MemoryRegion(ProtectionDomainRef domain, void* address, uint64_t length, int access);
+  // Of a device's memory at `address`, by its dma-buf. Only where the library has reg_dmabuf_mr.
+  MemoryRegion(ProtectionDomainRef domain, const DmaBuf& exported, void* address, uint64_t length, int access);
   ~MemoryRegion() { destroy(); }
   uint32_t lkey() const { return lkey_; }  // also once it is destroyed
   uint32_t rkey() const { return rkey_; }
 
  private:
+  MemoryRegion(ProtectionDomainRef domain, ibv_mr* made, const char* call, const std::string& of);
+
   const ProtectionDomainRef domain_;
   uint32_t lkey_ = 0, rkey_ = 0;
 };

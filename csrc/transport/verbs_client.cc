@@ -52,6 +52,7 @@ bool VerbsClient::post_small(const OpRef& ref) {
   const uint64_t length = atomic ? sizeof(uint64_t) : op.bytes();
   if (length == 0 || length > kSmall || !op.remote_view.is_contiguous() || !op.local_view.is_contiguous()) return false;
   if (!atomic && !write && op.verb != Verb::read) return false;
+  if (op.local_device >= 0) return false;  // these pass through a processor, which does not reach memory of a device
   // It has no timer. Deadlines are looked at now and then, for what the card does not end, and not so soon.
   if (hardware_limit_ == 0) return false;
   if (op.deadline != Time::max() && op.deadline - op.submitted < std::chrono::duration<double>(hardware_limit_))
@@ -382,7 +383,9 @@ bool VerbsClient::is_full(bool large) const {
   return any;
 }
 
-bool VerbsClient::is_small(const VerbsTransfer& transfer) { return !transfer.begun && transfer.op->bytes() <= kSmall; }
+bool VerbsClient::is_small(const VerbsTransfer& transfer) {
+  return !transfer.begun && transfer.op->bytes() <= kSmall && transfer.op->local_device < 0;
+}
 
 // True where both keys are at hand; else they are on their way, or will never come.
 bool VerbsClient::prepare(const VerbsTransferRef& transfer, size_t rail) {
@@ -459,9 +462,10 @@ void VerbsClient::register_local(const VerbsTransferRef& transfer, size_t rail) 
       self->attempt(transfer);
     });
   };
-  const bool begun = card->memory_worker.run([card, begin, length, done] {
+  const bool on_device = op.local_device >= 0;
+  const bool begun = card->memory_worker.run([card, begin, length, on_device, done] {
     try {
-      done(card->memory.get(begin, length), {});
+      done(card->memory.get(begin, length, on_device), {});
     } catch (const Error& error) {
       done(nullptr, error.status());
     }

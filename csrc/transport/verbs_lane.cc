@@ -18,6 +18,7 @@ class VerbsLink : public Link {
   }
 
   const char* lane() const override { return "verbs"; }
+  bool carries(const Op&) const override { return true; }  // cards reach memory of devices, too
   std::string refuses(const Op& op) const override { return client_->refuses(op); }
   bool try_inline(const OpRef& op) override { return client_->try_inline(op); }
   void start_on_loop(const OpRef& op) override { client_->start(op); }

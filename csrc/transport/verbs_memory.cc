@@ -21,12 +21,32 @@ RegistrationRef owned_by(const MemoryWorker& worker, std::unique_ptr<Registratio
   });
 }
 
+std::unique_ptr<MemoryRegion> region_on_device(const ProtectionDomainRef& domain, uint8_t* at, uint64_t length,
+                                               int access) {
+  std::string why = "this libibverbs has no ibv_reg_dmabuf_mr";
+  try {
+    if (domain->verbs().reg_dmabuf_mr != nullptr)
+      return std::make_unique<MemoryRegion>(domain, Gpu::need("registering device memory").export_dmabuf(at, length),
+                                            at, length, access);
+  } catch (const Error& error) {
+    why = error.status().text;
+  }
+  try {
+    return std::make_unique<MemoryRegion>(domain, at, length, access);
+  } catch (const Error& error) {
+    throw Error(MR_REGISTRATION, why + "; " + error.status().text);
+  }
+}
+
 }  // namespace
 
-Registration::Registration(const ProtectionDomainRef& domain, uint8_t* base, uint64_t size, int access)
+Registration::Registration(const ProtectionDomainRef& domain, uint8_t* base, uint64_t size, int access, bool on_device)
     : base_(reinterpret_cast<uintptr_t>(base)), size_(size), piece_bytes_(piece_size(*domain, size)) {
-  for (uint64_t at = 0; at < size; at += piece_bytes_)
-    pieces_.push_back(std::make_unique<MemoryRegion>(domain, base + at, std::min(piece_bytes_, size - at), access));
+  for (uint64_t at = 0; at < size; at += piece_bytes_) {
+    const uint64_t length = std::min(piece_bytes_, size - at);
+    pieces_.push_back(on_device ? region_on_device(domain, base + at, length, access)
+                                : std::make_unique<MemoryRegion>(domain, base + at, length, access));
+  }
 }
 
 std::vector<uint32_t> Registration::rkeys() const {
@@ -91,20 +111,20 @@ RegistrationRef LocalMemory::find(uint64_t address, uint64_t length) const {
   return guard ? find_locked(address, length) : nullptr;
 }
 
-RegistrationRef LocalMemory::make(uint8_t* base, uint64_t size) {
-  const int access = IBV_ACCESS_LOCAL_WRITE | (on_demand_ ? IBV_ACCESS_ON_DEMAND : 0);
-  return owned_by(worker_, std::make_unique<Registration>(domain_, base, size, access));
+RegistrationRef LocalMemory::make(uint8_t* base, uint64_t size, bool on_device) {
+  const int access = IBV_ACCESS_LOCAL_WRITE | (on_demand_ && !on_device ? IBV_ACCESS_ON_DEMAND : 0);
+  return owned_by(worker_, std::make_unique<Registration>(domain_, base, size, access, on_device));
 }
 
-RegistrationRef LocalMemory::get(uint8_t* address, uint64_t length) {
+RegistrationRef LocalMemory::get(uint8_t* address, uint64_t length, bool on_device) {
   const auto begin = reinterpret_cast<uintptr_t>(address);
   {
     std::shared_lock guard(lock_);
     if (auto found = find_locked(begin, length)) return found;
   }
   const auto range = kept_.covering(begin, length);
-  if (range.end == 0) return make(address, length);
-  auto made = make(reinterpret_cast<uint8_t*>(range.begin), range.end - range.begin);
+  if (range.end == 0) return make(address, length, on_device);
+  auto made = make(reinterpret_cast<uint8_t*>(range.begin), range.end - range.begin, on_device);
   std::vector<RegistrationRef> evicted;  // let go of when the lock is free
   std::unique_lock guard(lock_);
   // It may have been forgotten while the kernel pinned it.
@@ -202,13 +222,14 @@ RegistrationRef RegionGrant::get(const ProtectionDomainRef& domain) {
     ++busy_;
   }
   const bool writable = (region->access & MR_WRITE) != 0, readable = (region->access & MR_READ) != 0;
+  const bool on_device = region->device >= 0;
   const int access = (readable ? IBV_ACCESS_REMOTE_READ : 0) |
                      (writable ? IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE : 0) |
-                     (writable && readable && atomics_ ? IBV_ACCESS_REMOTE_ATOMIC : 0);
+                     (writable && readable && atomics_ && !on_device ? IBV_ACCESS_REMOTE_ATOMIC : 0);
   std::shared_ptr<const Registration> made;
   Status failure;
   try {
-    made = std::make_shared<const Registration>(domain, region->base, region->size, access);
+    made = std::make_shared<const Registration>(domain, region->base, region->size, access, on_device);
   } catch (const Error& error) {
     failure = error.status();
   }

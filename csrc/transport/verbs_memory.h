@@ -21,7 +21,8 @@ namespace mr {
 class Registration {
  public:
   // All pieces or none: throws MR_REGISTRATION. `access` is of enum ibv_access_flags.
-  Registration(const ProtectionDomainRef& domain, uint8_t* base, uint64_t size, int access);
+  // on_device: by its dma-buf, or where there is none as if it were the host's, which needs a driver's help (peermem).
+  Registration(const ProtectionDomainRef& domain, uint8_t* base, uint64_t size, int access, bool on_device = false);
 
   uint64_t base() const { return base_; }
   uint64_t size() const { return size_; }
@@ -83,7 +84,7 @@ class LocalMemory {
   // From the cache, or null. Never waits; null too where another thread is changing the cache.
   RegistrationRef find(uint64_t address, uint64_t length) const;
   // From the cache, or new; may take long. Throws MR_REGISTRATION.
-  RegistrationRef get(uint8_t* address, uint64_t length);
+  RegistrationRef get(uint8_t* address, uint64_t length, bool on_device = false);
   // What is not promised any more leaves the cache.
   void forget(uint64_t address, uint64_t length);
   void remove(const RegistrationRef& registration);  // if it is there
@@ -97,7 +98,7 @@ class LocalMemory {
     explicit Entry(RegistrationRef registration) : registration(std::move(registration)) {}
   };
   RegistrationRef find_locked(uint64_t address, uint64_t length) const;
-  RegistrationRef make(uint8_t* base, uint64_t size);
+  RegistrationRef make(uint8_t* base, uint64_t size, bool on_device);
   void evict_locked(std::vector<RegistrationRef>& out);
 
   const ProtectionDomainRef domain_;

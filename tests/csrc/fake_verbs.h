@@ -6,6 +6,7 @@
 
 #include <poll.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -353,6 +354,15 @@ class FakeFabric {
     return inside ? found->second : nullptr;
   }
 
+  // Where the bytes of a registered address are.
+  uint8_t* reached(uint64_t address) {
+    for (const auto& [mr, elsewhere] : elsewhere_) {
+      const uint64_t base = reinterpret_cast<uintptr_t>(mr->addr);
+      if (address >= base && address - base < mr->length) return elsewhere.at + elsewhere.skipped + (address - base);
+    }
+    return reinterpret_cast<uint8_t*>(address);
+  }
+
   static bool writes(ibv_wr_opcode opcode) {
     return opcode == IBV_WR_RDMA_WRITE || opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
   }
@@ -375,7 +385,7 @@ class FakeFabric {
       return carry_out_atomic(packet, there, reinterpret_cast<uint8_t*>(request.pieces[0].addr));
     const uint8_t* inlined = posted.data.data();
     for (const ibv_sge& piece : request.pieces) {
-      auto* here = reinterpret_cast<uint8_t*>(piece.addr);
+      uint8_t* const here = reached(piece.addr);
       if (request.inlined)
         std::memcpy(there, std::exchange(inlined, inlined + piece.length), piece.length);
       else if (writes(packet.opcode))
@@ -434,7 +444,7 @@ class FakeFabric {
       pair.state = IBV_QPS_ERR;
       return IBV_WC_REM_ACCESS_ERR;
     }
-    *there = reinterpret_cast<uint8_t*>(packet.remote);
+    *there = reached(packet.remote);
     return IBV_WC_SUCCESS;
   }
 
@@ -456,7 +466,7 @@ class FakeFabric {
     const Request& request = posted.request;
     std::vector<uint8_t> data = posted.data;
     for (const ibv_sge& piece : request.pieces) {
-      const auto* here = reinterpret_cast<const uint8_t*>(piece.addr);
+      const uint8_t* const here = reached(piece.addr);
       if (writes(packet.opcode) && !request.inlined) data.insert(data.end(), here, here + piece.length);
     }
     pair.away = true;
@@ -470,7 +480,7 @@ class FakeFabric {
     if (!knows_pieces(pair, request)) return IBV_WC_LOC_PROT_ERR;
     const uint8_t* from = data.data();
     for (const ibv_sge& piece : request.pieces)
-      std::memcpy(reinterpret_cast<void*>(piece.addr), std::exchange(from, from + piece.length), piece.length);
+      std::memcpy(reached(piece.addr), std::exchange(from, from + piece.length), piece.length);
     return status;
   }
 
@@ -637,10 +647,31 @@ class FakeFabric {
     ++fabric.open_["mr"];
     return mr;
   }
+  // The descriptor's position is where the dma-buf begins.
+  static ibv_mr* reg_dmabuf_mr(ibv_pd* pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access) {
+    {
+      std::lock_guard guard(self().lock_);
+      if ((errno = self().call("reg_dmabuf_mr", device_of(pd->context))) != 0) return nullptr;
+    }
+    const auto begin = static_cast<uint64_t>(::lseek(fd, 0, SEEK_CUR)) + offset, skipped = begin % 4096;
+    void* const at =
+        ::mmap(nullptr, skipped + length, PROT_READ | PROT_WRITE, MAP_SHARED, fd, static_cast<off_t>(begin - skipped));
+    if (at == MAP_FAILED) return nullptr;
+    ibv_mr* const mr = reg_mr(pd, reinterpret_cast<void*>(iova), length, access);
+    FakeFabric& fabric = self();
+    std::lock_guard guard(fabric.lock_);
+    if (mr == nullptr)
+      ::munmap(at, skipped + length);
+    else
+      fabric.elsewhere_[mr] = {static_cast<uint8_t*>(at), skipped};
+    return mr;
+  }
   static int dereg_mr(ibv_mr* mr) {
     FakeFabric& fabric = self();
     fabric.gates_.pass("dereg_mr");
     std::lock_guard guard(fabric.lock_);
+    if (const auto found = fabric.elsewhere_.extract(mr); !found.empty())
+      ::munmap(found.mapped().at, found.mapped().skipped + mr->length);
     (void)fabric.call("dereg_mr");
     fabric.by_lkey_.erase(mr->lkey);
     fabric.by_rkey_.erase(mr->rkey);
@@ -919,6 +950,7 @@ class FakeFabric {
     table.alloc_pd = alloc_pd;
     table.dealloc_pd = dealloc_pd;
     table.reg_mr = reg_mr;
+    table.reg_dmabuf_mr = reg_dmabuf_mr;
     table.dereg_mr = dereg_mr;
     table.create_comp_channel = create_comp_channel;
     table.destroy_comp_channel = destroy_comp_channel;
@@ -947,6 +979,12 @@ class FakeFabric {
   std::map<uint32_t, FakeQp*> pairs_;
   std::set<uint32_t> ready_;
   std::map<uint32_t, FakeMr*> by_lkey_, by_rkey_;
+  // Memory of dma-bufs, which nobody may touch at its own address.
+  struct Elsewhere {
+    uint8_t* at;
+    uint64_t skipped;
+  };
+  std::map<ibv_mr*, Elsewhere> elsewhere_;
   uint32_t next_key_ = 0x1001, next_pair_ = 0x201;
   uint64_t num_requests_ = 0;
   std::map<std::string, std::pair<uint64_t, int>> failures_;

@@ -1,6 +1,10 @@
 // The fake fabric in the place of libibverbs.so.1, so that whole programs run on it: the processes that are started
 // with its folder first in LD_LIBRARY_PATH, and the same FAKE_VERBS_FABRIC, reach each other's memory through two
 // cards. Calls named in FAKE_VERBS_HOLD ("destroy_qp,dereg_mr") never return.
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <cerrno>
 #include <cstdlib>
 
 #include "base/list.h"
@@ -61,8 +65,18 @@ EXPORT int ibv_get_async_event(ibv_context* context, ibv_async_event* event) {
 EXPORT void ibv_ack_async_event(ibv_async_event* event) { verbs().ack_async_event(event); }
 EXPORT ibv_pd* ibv_alloc_pd(ibv_context* context) { return verbs().alloc_pd(context); }
 EXPORT int ibv_dealloc_pd(ibv_pd* domain) { return verbs().dealloc_pd(domain); }
+// The kernel pins what a processor can reach: not memory of a device.
 EXPORT ibv_mr* ibv_reg_mr(ibv_pd* domain, void* address, size_t length, int access) {
+  char first;
+  const iovec to{&first, 1}, from{address, 1};
+  if (length > 0 && ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0) != 1) {
+    errno = EFAULT;
+    return nullptr;
+  }
   return verbs().reg_mr(domain, address, length, access);
+}
+EXPORT ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* domain, uint64_t offset, size_t length, uint64_t iova, int fd, int access) {
+  return verbs().reg_dmabuf_mr(domain, offset, length, iova, fd, access);
 }
 EXPORT int ibv_dereg_mr(ibv_mr* region) { return verbs().dereg_mr(region); }
 EXPORT ibv_comp_channel* ibv_create_comp_channel(ibv_context* context) { return verbs().create_comp_channel(context); }
