@@ -204,7 +204,12 @@ bool VerbsClient::is_waiting(const VerbsTransfer& transfer) {
 
 void VerbsClient::enqueue(const VerbsTransferRef& transfer) {
   if (std::exchange(transfer->queued, true)) return;
-  (transfer->op->bytes() >= kLargeBytes ? large_ : small_).push_back(transfer);
+  if (is_large(*transfer))
+    large_.push_back(transfer);
+  else if (transfer->may_register)
+    small_.push_front(transfer);
+  else
+    small_.push_back(transfer);
 }
 
 void VerbsClient::stop(const OpRef& op) {
@@ -250,6 +255,7 @@ void VerbsClient::end(const VerbsTransferRef& transfer, Status status) {
   op.set_helper(nullptr);
   op.lane_state.reset();
   transfer->drop_work();
+  let_others_register(*transfer);
   host_.on_done(transfer->op, std::move(status));
 }
 
@@ -266,23 +272,41 @@ void VerbsClient::give_up(const VerbsTransferRef& transfer) {
 void VerbsClient::pump() {
   if (is_blocked() || closed_) return;
   waits_for_room_.store(true);  // before the look, so that room made meanwhile is told of
-  for (auto* queue : {&small_, &large_}) {
-    // A large one gives way after each batch, so that those that began at the same time end about the same time.
-    for (size_t idle = 0; idle < queue->size();) {
-      const VerbsTransferRef transfer = queue->front();
-      queue->pop_front();
-      const bool posted = post_some(transfer);
-      if (!is_waiting(*transfer)) {
-        transfer->queued = false;
-        settle(transfer);
-        continue;
-      }
-      idle = posted ? 0 : idle + 1;
-      queue->push_back(transfer);
-      if (!posted && is_full(queue == &large_)) break;
-    }
+  pump_small();
+  // A large one gives way after each batch, so that those that began at the same time end about the same time.
+  for (size_t idle = 0; idle < large_.size();) {
+    const VerbsTransferRef transfer = large_.front();
+    large_.pop_front();
+    const bool posted = post_some(transfer);
+    if (has_left(transfer)) continue;
+    idle = posted ? 0 : idle + 1;
+    large_.push_back(transfer);
+    if (!posted && is_full(true)) break;
   }
   if (small_.empty() && large_.empty()) waits_for_room_.store(false);
+}
+
+// Those that may register come first. Behind one that has to wait for that nothing is looked at.
+void VerbsClient::pump_small() {
+  registers_in_turn_ = false;
+  std::vector<VerbsTransferRef> tried;
+  while (!small_.empty() && !registers_in_turn_) {
+    const VerbsTransferRef transfer = small_.front();
+    small_.pop_front();
+    while (post_some(transfer)) continue;
+    if (has_left(transfer)) continue;
+    tried.push_back(transfer);
+    if (is_full(false)) break;
+  }
+  small_.insert(small_.begin(), tried.begin(), tried.end());
+}
+
+// Of a queue: nothing of it is left to post.
+bool VerbsClient::has_left(const VerbsTransferRef& transfer) {
+  if (is_waiting(*transfer)) return false;
+  transfer->queued = false;
+  settle(transfer);
+  return true;
 }
 
 // This one alone: where thousands wait, looking at all of them for each would take for ever.
@@ -300,6 +324,7 @@ bool VerbsClient::post_some(const VerbsTransferRef& transfer) {
     op->lane_state.reset();  // once it is posted it may end at any time
     if (try_inline(op)) {
       transfer->ended = true;
+      let_others_register(*transfer);
       return true;
     }
     op->lane_state = transfer;
@@ -314,7 +339,7 @@ bool VerbsClient::post_some(const VerbsTransferRef& transfer) {
 }
 
 VerbsClient::Connection* VerbsClient::choose(const VerbsTransferRef& transfer) {
-  const bool large = transfer->op->bytes() >= kLargeBytes;
+  const bool large = is_large(*transfer);
   Connection* best = nullptr;
   for (size_t r = 0; r < rails_.size() && (large || best == nullptr); ++r) {
     if (!may_use(r) || !is_up(r)) continue;
@@ -383,6 +408,8 @@ bool VerbsClient::is_full(bool large) const {
   return any;
 }
 
+bool VerbsClient::is_large(const VerbsTransfer& transfer) { return transfer.op->bytes() >= kLargeBytes; }
+
 bool VerbsClient::is_small(const VerbsTransfer& transfer) {
   return !transfer.begun && transfer.op->bytes() <= kSmall && transfer.op->local_device < 0;
 }
@@ -392,7 +419,7 @@ bool VerbsClient::prepare(const VerbsTransferRef& transfer, size_t rail) {
   if (is_small(*transfer) && keys_for(transfer, rail) == nullptr) return false;
   auto& local = transfer->local[rail];
   if (local.registration && local.registration->is_revoked()) local = {};
-  if (local.state == VerbsTransfer::Local::unknown) register_local(transfer, rail);
+  if (local.state == VerbsTransfer::Local::unknown && takes_turn_to_register(*transfer)) register_local(transfer, rail);
   const bool has_keys = local.state != VerbsTransfer::Local::failed && keys_for(transfer, rail) != nullptr;
   return has_keys && local.state == VerbsTransfer::Local::here && transfer->failure.ok();
 }
@@ -442,6 +469,22 @@ void VerbsClient::on_keys(VerbsKeys keys) {
 void VerbsClient::on_gone(uint64_t region) {
   keys_.forget(region);
   key_cache_.forget(region);
+}
+
+// Cards know so many regions and no more, and thousands of operations can wait for a queue pair with room.
+bool VerbsClient::takes_turn_to_register(VerbsTransfer& transfer) {
+  if (is_large(transfer) || transfer.may_register) return true;
+  registers_in_turn_ = registering_ >= kMaxRegistering;
+  if (registers_in_turn_) return false;
+  ++registering_;
+  return transfer.may_register = true;
+}
+
+void VerbsClient::let_others_register(VerbsTransfer& transfer) {
+  if (!std::exchange(transfer.may_register, false)) return;
+  --registering_;
+  if (!std::exchange(registers_in_turn_, false)) return;
+  loop_.post([self = shared_from_this()] { self->pump(); });
 }
 
 void VerbsClient::register_local(const VerbsTransferRef& transfer, size_t rail) {

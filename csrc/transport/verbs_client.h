@@ -46,6 +46,7 @@ class VerbsClient : public QueuePair::Sink,
 
  private:
   static constexpr uint64_t kLargeBytes = 256u << 10;  // from here on an operation is worth more than one queue pair
+  static constexpr uint32_t kMaxRegistering = 256;     // operations that are not large whose memory is registered
 
   enum WorkKind : uint32_t { kSmallWork, kPart, kProbe, kAtomicWork };
   using Staged = std::pair<StagingBlocks*, uint8_t*>;
@@ -131,6 +132,8 @@ class VerbsClient : public QueuePair::Sink,
   VerbsTransferRef begin(const OpRef& op);
   void enqueue(const VerbsTransferRef& transfer);
   void pump();
+  void pump_small();
+  bool has_left(const VerbsTransferRef& transfer);
   void attempt(const VerbsTransferRef& transfer);
   bool post_some(const VerbsTransferRef& transfer);
   Connection* choose(const VerbsTransferRef& transfer);
@@ -139,9 +142,12 @@ class VerbsClient : public QueuePair::Sink,
   Connection* idlest(size_t rail, bool large) const;
   bool is_full(bool large) const;
   static bool is_waiting(const VerbsTransfer& transfer);
+  static bool is_large(const VerbsTransfer& transfer);
   static bool is_small(const VerbsTransfer& transfer);
   bool prepare(const VerbsTransferRef& transfer, size_t rail);
   const VerbsKeys* keys_for(const VerbsTransferRef& transfer, size_t rail);
+  bool takes_turn_to_register(VerbsTransfer& transfer);
+  void let_others_register(VerbsTransfer& transfer);
   void register_local(const VerbsTransferRef& transfer, size_t rail);
   bool post_on(Connection& connection, const VerbsTransferRef& transfer);
   void give_up(const VerbsTransferRef& transfer);
@@ -173,6 +179,8 @@ class VerbsClient : public QueuePair::Sink,
   std::map<uint64_t, ConnectionRef> connections_;
   std::unordered_map<const QueuePair*, ConnectionRef> by_pair_;
   std::deque<VerbsTransferRef> small_, large_;
+  uint32_t registering_ = 0;        // of small_, or posted
+  bool registers_in_turn_ = false;  // more of small_ want to
   VerbsKeyBook keys_;
   uint64_t posted_at_last_look_ = 0;
   uint64_t ghosts_ = 0;                         // writes that may still be on their way

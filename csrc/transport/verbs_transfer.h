@@ -40,6 +40,7 @@ class VerbsTransfer : public std::enable_shared_from_this<VerbsTransfer> {
   uint64_t rails = 0;          // bit set: they moved bytes
   bool begun = false;          // a request of it was posted
   bool queued = false;         // waits in the client's queue
+  bool may_register = false;   // its memory, by itself
   bool is_dealt_out = false;   // no rail leaves a share to those that are not ready yet any more
   bool ended = false;          // on_done was called: its memory is out of bounds
   uint32_t access_errors = 0;  // the peer's card refused so many requests

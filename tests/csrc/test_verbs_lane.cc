@@ -406,6 +406,22 @@ TEST(many_small_operations_that_wait_cost_little_and_register_nothing) {
   pair.finish();
 }
 
+TEST(thousands_of_operations_register_no_more_ranges_at_a_time_than_a_card_may_know) {
+  VerbsPair pair;
+  constexpr uint64_t kCount = 6000, kBytes = 8192;
+  Bytes owned = painted_bytes(kCount * kBytes, 1), here(kCount * kBytes);
+  const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
+  VerbsSide::expect_ok(pair.user->read(remote, 0, here.data(), 8));
+  pair.fabric.gates().hold("reg_mr use0");
+  std::vector<OpRef> ops;
+  for (uint64_t i = 0; i < kCount; ++i)
+    ops.push_back(pair.user->read(remote, i * kBytes, here.data() + i * kBytes, kBytes, 120));
+  pair.fabric.gates().let_go();
+  for (const OpRef& op : ops) VerbsSide::expect_ok(op);
+  CHECK(here == owned);
+  pair.finish();
+}
+
 TEST(memory_that_can_not_be_registered_is_told_or_goes_by_tcp) {
   for (const bool strict : {true, false}) {
     VerbsPair pair(nullptr, "verbs,tcp");
