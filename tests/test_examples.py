@@ -30,8 +30,8 @@ def blocks_of(document: str, language: str) -> list[str]:
 
 @pytest.mark.parametrize(
     ("number", "told", "most_lines"),
-    [(0, "16777216.0", 16), (1, "hello you, from rank 3\n", 15)],
-    ids=["rdma", "actor"],
+    [(0, "16777216.0", 16), (1, "hello you, from rank 3\n", 15), (2, "True\n", 15)],
+    ids=["rdma", "actor", "sharding"],
 )
 def test_the_readme_example(number: int, told: str, most_lines: int, tmp_path: Path) -> None:
     block = blocks_of("README.md", "python")[number]
@@ -39,6 +39,15 @@ def test_the_readme_example(number: int, told: str, most_lines: int, tmp_path: P
     program.write_text(block)
     assert len([line for line in block.splitlines() if line.strip()]) <= most_lines
     assert told in output_of(program)
+
+
+def test_the_readme_example_of_collectives(tmp_path: Path) -> None:
+    program = tmp_path / "example.py"
+    program.write_text(blocks_of("README.md", "python")[3])
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(program)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.replace("\n", "") == "2.02.0"  # their ends of line may come together
 
 
 EXAMPLES: list[tuple[str, list[str]]] = [
