@@ -9,7 +9,7 @@ namespace mr {
 namespace {
 
 constexpr size_t kMaxThreads = 32;  // so many calls may be held by the kernel before others wait for them
-constexpr double kCloseLimit = 2;   // seconds
+constexpr double kCloseLimit = 5;   // seconds
 
 }  // namespace
 
