@@ -27,7 +27,7 @@ from monarch_rdma.actor import Actor, ActorError, ProcMesh, SupervisionError, cu
 from monarch_rdma.actor.chaos import Injector
 from monarch_rdma.config import configured
 from monarch_rdma.errors import AccessDenied, PeerLost, RdmaError, TransferTimeout
-from monarch_rdma.rdma import RDMABuffer
+from monarch_rdma.rdma import RDMABuffer, default_engine
 from monarch_rdma.supervision import events
 from monarch_rdma.supervision.chaos import Plan
 
@@ -255,6 +255,7 @@ def soak(procs: ProcMesh, path: Path, log: Path) -> tuple[Ledger, int]:
 @pytest.mark.timeout(int(SECONDS) + 300)
 def test_nothing_is_lost_or_twice_or_left(tmp_path: Path) -> None:
     log, path = tmp_path / "events.jsonl", tmp_path / "worked"
+    default_engine().close()  # that of other tests has other options
     options = {"heartbeat_interval": 0.25, "heartbeat_timeout": 2.5, "event_log": log, "log_forwarding": False}
     with configured(**options), faults_recorded():  # no failure reaches the client: all are restarted
         with client_of_its_own() as host:  # nothing of it is left

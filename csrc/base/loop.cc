@@ -200,6 +200,7 @@ void Loop::take_note() {
 void Loop::round(const epoll_event* events, int count) {
   {
     Hold hold(*this, std::unique_lock(lock_));
+    drain_on_loop();  // what was asked for before the events came: a watch that was ended hears of none
     dispatch_on_loop(events, count);
     drain_on_loop();
   }
