@@ -148,7 +148,7 @@ def _end_of(future: Any, outcome: Outcome, timeout: float) -> RdmaError | None:
 
 def held() -> int:
     """Descriptors and queue pairs of this process."""
-    return len(os.listdir("/proc/self/fd")) + queue_pairs(os.getpid())
+    return len(os.listdir("/proc/self/fd")) + len(queue_pairs(os.getpid()))
 
 
 def connect(data: RDMABuffer, rails: int) -> None:

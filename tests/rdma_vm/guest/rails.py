@@ -26,11 +26,15 @@ def until(reached: Callable[[], object], seconds: float = 30) -> None:
         time.sleep(0.05)
 
 
-def queue_pairs(pid: int) -> int:
-    """Those of a process on all devices, and those whose process is not known any more.
+def queue_pairs(pid: int | None = None) -> set[tuple[str, int]]:
+    """Those of a process on all devices, by device and number, and those whose process is not known any more; or all.
 
-    The kernel names the thread that made one, as long as that lives.
+    The kernel names the thread that made one, as long as that lives: some of other processes may be among them.
     """
     found = json.loads(subprocess.check_output(["rdma", "-j", "resource", "show", "qp"]))
-    threads = {str(pid), *os.listdir(f"/proc/{pid}/task")}
-    return sum(entry["type"] == "RC" and str(entry.get("pid", pid)) in threads for entry in found)
+    threads = {str(pid), *os.listdir(f"/proc/{pid}/task")} if pid is not None else set()
+    return {
+        (entry["ifname"], entry["lqpn"])
+        for entry in found
+        if entry["type"] == "RC" and (pid is None or str(entry.get("pid", pid)) in threads)
+    }
