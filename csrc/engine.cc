@@ -56,18 +56,10 @@ RegionRef make_region(mr_engine& engine, void* address, uint64_t size, uint32_t 
 }
 
 RemoteRegion handle_of(Node& node, const Region& region) {
-  RemoteRegion handle;
+  RemoteRegion handle = RemoteRegion::of(region);
   handle.owner = node.self().name;
   handle.incarnation = node.self().incarnation;
   handle.address = node.address();
-  handle.name = {region.id, region.key};
-  handle.size = region.size;
-  handle.access = region.access;
-  handle.base = reinterpret_cast<uintptr_t>(region.base);
-  handle.slot = region.slot;
-  handle.shared_id = region.shared ? region.shared->id : 0;
-  handle.shared_offset = region.shared_offset;
-  handle.on_device = region.device >= 0;
   return handle;
 }
 

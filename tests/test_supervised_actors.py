@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from actor_client import LIMIT, Faults, Stage, hold, hold_async, wait_until
+from supervised import FOR_EVER
 
 from monarch_rdma import config
 from monarch_rdma.actor import (
@@ -31,8 +32,6 @@ from monarch_rdma.actor.runtime.proc import current_proc
 from monarch_rdma.errors import AccessDenied, ConfigError
 from monarch_rdma.rdma import RDMABuffer
 from monarch_rdma.supervision.policy import Backoff
-
-EVER: dict[str, Any] = {"max_restarts": None}
 
 
 class Worker(Actor):
@@ -122,7 +121,7 @@ def fail(worker: Any) -> None:
 
 
 def test_an_actor_comes_back_in_its_process_and_references_follow(procs: ProcMesh, faults: Faults) -> None:
-    workers = procs.supervised("always", **EVER).spawn("workers", Worker, 10)
+    workers = procs.supervised("always", **FOR_EVER).spawn("workers", Worker, 10)
     copy = pickle.loads(pickle.dumps(workers)).slice(gpus=1)
     assert workers.add.call(1).get(LIMIT).values() == [11, 11]
     pids = workers.pid.call().get(LIMIT).values()
@@ -168,7 +167,7 @@ def test_casts_over_a_tree_reach_every_incarnation(client: HostMesh, faults: Fau
 
 
 def test_what_is_queued_fails_and_is_never_replayed(procs: ProcMesh, faults: Faults, tmp_path: Path) -> None:
-    worker = procs.supervised(**EVER).spawn("workers", Worker).slice(gpus=1)
+    worker = procs.supervised(**FOR_EVER).spawn("workers", Worker).slice(gpus=1)
     stage, log = Stage(), str(tmp_path / "log")
     done = [worker.write.call_one(number, log) for number in range(5)]
     ending = worker.fail_when_told.call_one(stage.port)
@@ -349,7 +348,7 @@ def test_a_stuck_actor_is_given_up(procs: ProcMesh, faults: Faults, cls: type[An
 
 def test_an_actor_is_lost_with_a_process_that_nobody_restarts(client: HostMesh, faults: Faults) -> None:
     procs = client.spawn_procs({"n": 2})
-    workers = procs.supervised("always", **EVER).spawn("workers", Worker)
+    workers = procs.supervised("always", **FOR_EVER).spawn("workers", Worker)
     os.kill(workers.slice(n=1).pid.call_one().get(LIMIT), 9)
     assert faults.next().mesh_name == "workers"
     with pytest.raises(SupervisionError, match="gone|lost"):
@@ -360,8 +359,8 @@ def test_an_actor_is_lost_with_a_process_that_nobody_restarts(client: HostMesh, 
 
 
 def test_an_actor_comes_back_with_its_process(client: HostMesh, faults: Faults) -> None:
-    with client.spawn_procs({"n": 2}, restart="always", **EVER) as procs:
-        workers = procs.supervised("always", **EVER).spawn("workers", Worker, 5)
+    with client.spawn_procs({"n": 2}, restart="always", **FOR_EVER) as procs:
+        workers = procs.supervised("always", **FOR_EVER).spawn("workers", Worker, 5)
         for _ in range(3):
             pids = workers.pid.call().get(LIMIT).values()
             os.kill(pids[1], 9)
@@ -391,7 +390,7 @@ def test_in_this_process(client: HostMesh, faults: Faults) -> None:
 
 
 def test_nothing_is_left_of_many_restarts(procs: ProcMesh, faults: Faults) -> None:
-    workers = procs.supervised("always", **EVER).spawn("workers", Worker)
+    workers = procs.supervised("always", **FOR_EVER).spawn("workers", Worker)
     before = len(current_proc().receivers)
     for _ in range(50):
         fail(workers.slice(gpus=1))

@@ -102,6 +102,19 @@ bool Region::revoke_grants() {
   return grants_.empty();
 }
 
+RemoteRegion RemoteRegion::of(const Region& region) {
+  RemoteRegion out;
+  out.name = {region.id, region.key};
+  out.size = region.size;
+  out.access = region.access;
+  out.base = reinterpret_cast<uintptr_t>(region.base);
+  out.slot = region.slot;
+  out.shared_id = region.shared ? region.shared->id : 0;
+  out.shared_offset = region.shared_offset;
+  out.on_device = region.device >= 0;
+  return out;
+}
+
 Bytes RemoteRegion::encode() const {
   Writer out;
   out.put(kHandleVersion).text(owner).put(incarnation).text(address);

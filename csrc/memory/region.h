@@ -148,6 +148,7 @@ struct RemoteRegion {
   uint64_t shared_offset = 0;
   bool on_device = false;  // memory of a GPU: the owner's processor can't touch it
 
+  static RemoteRegion of(const Region& region);  // all but the owner
   Bytes encode() const;
   static RemoteRegion decode(ByteView bytes);  // throws MR_PROTOCOL
 };

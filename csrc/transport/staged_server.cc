@@ -45,14 +45,7 @@ void StagedServer::make_slots(uint64_t number) {
   RemoteRegion slots;
   try {
     if (!slots_) slots_ = std::make_shared<OwnerSlots>(host_.regions());
-    const Region& region = *slots_->region;
-    slots.name = {region.id, region.key};
-    slots.size = region.size;
-    slots.access = region.access;
-    slots.base = reinterpret_cast<uintptr_t>(region.base);
-    slots.slot = region.slot;
-    slots.shared_id = region.shared ? region.shared->id : 0;
-    slots.shared_offset = region.shared_offset;
+    slots = RemoteRegion::of(*slots_->region);
   } catch (const Error& error) {
     status = error.status();
   }

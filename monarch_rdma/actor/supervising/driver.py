@@ -10,6 +10,7 @@ import logging
 import pickle
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -71,7 +72,7 @@ class _Request:
     answer: Callable[[], Any] = lambda: None
 
 
-class Driver:
+class Driver(ABC):
     """Receives what concerns its members under a number that they and all references know."""
 
     kind: ClassVar[str]  # of its members' failures
@@ -103,29 +104,29 @@ class Driver:
 
     # --- what differs
 
+    @abstractmethod
     def _start(self, incarnation: Incarnation) -> None:
         """Makes it; ends with `_come_up` or `_on_not_started`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _stop(self, life: Life, reason: str) -> None:
         """Has it end; ends with `_on_ended`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _kill(self, life: Life) -> None:
         """The same, of one that did not stop in time."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _on_failure(self, frame: Frame) -> None:
         """Somebody tells of the end of a member, or of what lives in it."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _on_address_lost(self, address: str, error: SupervisionError) -> None:
         """A process that this expects."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _sends_states(self, frame: Frame, number: int, rank: int, own: int) -> bool:
         """Whether number `own` in the process that sent the frame is who lives now as actor `rank` of mesh `number`."""
-        raise NotImplementedError
 
     _ASKED: ClassVar[dict[bytes, Callable[..., None]]] = {}
 
