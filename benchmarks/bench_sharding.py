@@ -5,8 +5,9 @@ python benchmarks/bench_sharding.py [--layers 4] [--rounds 5] [--torchstore PYTH
 Real shapes, bf16; `--layers` of the 16 (all of them are 2.5 GB on each side). Destinations were written before. Each
 process copies with one thread, whatever it is that copies. Contenders take turns in an order that turns too; the
 slowest process counts. A ratio is taken in each round by itself: the median of these is told, and the middle half of
-them. Above two more processes read what the four have, below the four themselves become two replicas of two, as DTensor
-can do it. `--torchstore`: a Python that has TorchStore (see torchstore_pair.py), which then does what the two do.
+them. First two more processes read what the four have; then the four themselves become two replicas of two, as DTensor
+can do it, with at most 8 layers. `--torchstore`: a Python that has TorchStore (see torchstore_pair.py), which then does
+what the two do.
 """
 
 from __future__ import annotations
@@ -33,13 +34,14 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from monarch_rdma.rdma import Engine, Secret
-from monarch_rdma.sharding import Layout, Mesh, Reader, TensorSpec, make_plan, publish
+from monarch_rdma.sharding import Layout, Mesh, Publication, Reader, TensorSpec, make_plan, publish
 from monarch_rdma.sharding import Shard as Rows
 from monarch_rdma.sharding.models import llama32_1b, tensor_parallel_dim
 from monarch_rdma.sharding.reads import Strided, ends_of, rows_of
 
 TRAINERS, GENERATORS = 4, 2
 Move = Callable[[], object]
+FITS = 8  # layers whose checkpoint four ranks can read with 24 GB of memory
 PIECE = 64 << 20  # bytes of one process_vm_readv
 
 
@@ -88,27 +90,37 @@ class Process:
         self.shapes = model_shapes(layers)
         self.fsdp = {name: Layout(shape, Mesh({"dp": TRAINERS}), [Rows(0)]) for name, shape in self.shapes.items()}
         self.mine: dict[str, torch.Tensor] = {}
-        self.kept: list[object] = []
         if self.is_trainer:
             self.mine = {n: torch.randn(whole.part(rank).shape).to(torch.bfloat16) for n, whole in self.fsdp.items()}
+        self.published: list[Publication] = []
+        self.targets: dict[Mesh, tuple[dict[str, Layout], dict[str, torch.Tensor]]] = {}  # that contenders share
+        self.blocks: list[torch.Tensor] = []  # these, too
         self.four = DeviceMesh("cpu", torch.arange(TRAINERS).reshape(2, 2), mesh_dim_names=("dp", "tp"))
 
     def publish(self, memory: str) -> None:
         if self.is_trainer:
-            own = {name: tensor.clone() for name, tensor in self.mine.items()}
+            # Publishing in shared memory moves a tensor there.
+            own = self.mine if memory == "shared" else {name: tensor.clone() for name, tensor in self.mine.items()}
             where = {"directory": self.store, "rank": self.rank, "ranks": TRAINERS, "engine": self.engine}
-            self.kept.append(publish(own, memory, memory=memory, layouts=self.fsdp, **where))  # type: ignore[arg-type]
+            self.published.append(publish(own, memory, memory=memory, layouts=self.fsdp, **where))  # type: ignore[arg-type]
             addresses = {name: tensor.data_ptr() for name, tensor in own.items()}
             self.store.set(f"{memory}/{self.rank}", json.dumps([os.getpid(), addresses]))
         dist.barrier()
 
+    def block(self, number: int, nbytes: int) -> torch.Tensor:
+        while len(self.blocks) <= number:
+            self.blocks.append(torch.ones(nbytes, dtype=torch.uint8))
+        return self.blocks[number]
+
     def tensor_parallel(self, mesh: Mesh, rank: int) -> tuple[dict[str, Layout], dict[str, torch.Tensor]]:
+        if mesh in self.targets:
+            return self.targets[mesh]
         layouts, tensors = {}, {}
         for name, shape in self.shapes.items():
             dim = tensor_parallel_dim(name)
             layouts[name] = Layout(shape, mesh, {} if dim is None else {"tp": Rows(dim)})
             tensors[name] = torch.ones(layouts[name].part(rank).shape, dtype=torch.bfloat16)
-        return layouts, tensors
+        return self.targets.setdefault(mesh, (layouts, tensors))
 
     # --- contenders: each returns what is timed, and the bytes that arrive at this process
 
@@ -128,25 +140,22 @@ class Process:
             return nothing, 0
         copy = ctypes.CDLL(None).memcpy
         copy.argtypes = [ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t]
-        here, there = (torch.ones(nbytes, dtype=torch.uint8) for _ in range(2))
-        self.kept += [here, there]
+        here, there = (self.block(number, nbytes) for number in range(2))
         return lambda: copy(here.data_ptr(), there.data_ptr(), nbytes), nbytes
 
     def two_process_vm(self, nbytes: int) -> tuple[Move, int]:
         """As many bytes out of a trainer, 64 MiB a call, one thread a reader."""
         if self.is_trainer:
             if self.rank < GENERATORS:
-                block = torch.ones(nbytes, dtype=torch.uint8)
-                self.kept.append(block)
+                block = self.block(0, nbytes)
                 self.store.set(f"vm/{self.rank}", f"{os.getpid()} {block.data_ptr()}")
             return nothing, 0
         pid, address = map(int, self.store.get(f"vm/{self.rank - TRAINERS}").split())
-        target = torch.ones(nbytes, dtype=torch.uint8)
+        target = self.block(0, nbytes)
         sizes = [(at, min(PIECE, nbytes - at)) for at in range(0, nbytes, PIECE)]
         calls = [
             (pid, vectors([(target.data_ptr() + at, size)]), vectors([(address + at, size)])) for at, size in sizes
         ]
-        self.kept.append(target)
         return lambda: [process_vm_readv(*call) for call in calls], nbytes
 
     def two_process_vm_of_the_same_pieces(self) -> tuple[Move, int]:
@@ -155,7 +164,6 @@ class Process:
             return nothing, 0
         rank = self.rank - TRAINERS
         layouts, tensors = self.tensor_parallel(Mesh({"tp": GENERATORS}), rank)
-        self.kept.append(tensors)
         there = {r: json.loads(self.store.get(f"in_place/{r}")) for r in range(TRAINERS)}
         source, target = (
             {name: TensorSpec(layout, "bfloat16") for name, layout in which.items()}
@@ -197,20 +205,28 @@ class Process:
         dim = tensor_parallel_dim(name)
         return [Replicate(), Replicate() if dim is None else Shard(dim)]
 
-    def four_redistribute(self) -> tuple[Move, int]:
+    def four_redistribute(self, own: dict[str, DTensor]) -> tuple[Move, int]:
         if not self.is_trainer:
             return nothing, 0
-        own = self.dtensors()
-        moved = {name: tensor.redistribute(self.four, self.placements(name)) for name, tensor in own.items()}
-        nbytes = sum(tensor._local_tensor.nbytes for tensor in moved.values())
+        _, tensors = self.tensor_parallel(Mesh({"dp": 2, "tp": 2}), self.rank)
+        nbytes = sum(tensor.nbytes for tensor in tensors.values())
         return lambda: [t.redistribute(self.four, self.placements(name)) for name, t in own.items()], nbytes
 
-    def four_checkpoint(self) -> tuple[Move, int]:
+    def four_checkpoint(self, own: dict[str, DTensor]) -> tuple[Move, int]:
         """Saved to /dev/shm, loaded as tensor-parallel DTensors."""
         if not self.is_trainer:
             return nothing, 0
-        own, group = self.dtensors(), self.trainers
-        into = {name: tensor.redistribute(self.four, self.placements(name)) for name, tensor in own.items()}
+        group = self.trainers
+        _, tensors = self.tensor_parallel(Mesh({"dp": 2, "tp": 2}), self.rank)
+        into = {
+            name: DTensor.from_local(
+                local, self.four, self.placements(name), run_check=False, shape=shape, stride=stride
+            )
+            for name, local in tensors.items()
+            for shape, stride in [
+                (torch.Size(self.shapes[name]), torch.empty(self.shapes[name], device="meta").stride())
+            ]
+        }
 
         def move() -> None:
             dcp.save(own, checkpoint_id=self.folder, process_group=group)
@@ -231,40 +247,52 @@ def timed(move: Move) -> float:
     return float(slowest)
 
 
-def run(rank: int, layers: int, rounds: int, port: int, folder: str, secret: bytes) -> None:
-    torch.set_num_threads(1)
-    warnings.filterwarnings("ignore", "Detected an existing checkpoint")  # each round writes it anew
-    store = dist.TCPStore("127.0.0.1", port, is_master=False)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=TRAINERS + GENERATORS)
-    dist.distributed_c10d._get_default_store().set("secret", secret)
-    process = Process(rank, layers, folder)
-    process.trainers = dist.new_group(list(range(TRAINERS)))
+def two_more_read(process: Process, rounds: int) -> dict[str, list[float]]:
     process.publish("shared")
     process.publish("in_place")
     nbytes = torch.tensor([process.two_readers("shared")[1]])
     dist.all_reduce(nbytes, op=dist.ReduceOp.MAX)
     each = int(nbytes)
-    contenders = {
-        "two readers, shared memory": process.two_readers("shared"),
-        "two readers, ordinary memory": process.two_readers("in_place"),
-        "two memcpy": process.two_memcpy(each),
-        "two process_vm_readv": process.two_process_vm(each),
-        "two process_vm_readv, the same pieces": process.two_process_vm_of_the_same_pieces(),
-        "four ranks, fetch": process.four_readers(),
-        "four ranks, DTensor.redistribute, gloo": process.four_redistribute(),
-        "four ranks, checkpoint in /dev/shm": process.four_checkpoint(),
-    }
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    names = list(contenders)
-    for number in range(rounds + 1):
-        for name in names[number % len(names) :] + names[: number % len(names)]:
-            spent = timed(contenders[name][0])
-            if number:  # the first one warms up
-                seconds[name].append(spent)
-    arrived = torch.tensor([moved for _, moved in contenders.values()])
-    dist.all_reduce(arrived)
+    return compare(
+        {
+            "two readers, shared memory": process.two_readers("shared"),
+            "two readers, ordinary memory": process.two_readers("in_place"),
+            "two memcpy": process.two_memcpy(each),
+            "two process_vm_readv": process.two_process_vm(each),
+            "two process_vm_readv, the same pieces": process.two_process_vm_of_the_same_pieces(),
+        },
+        rounds,
+    )
+
+
+def the_four_move(process: Process, rounds: int) -> dict[str, list[float]]:
+    process.publish("shared")
+    own = process.dtensors() if process.is_trainer else {}
+    return compare(
+        {
+            "four ranks, fetch": process.four_readers(),
+            "four ranks, DTensor.redistribute, gloo": process.four_redistribute(own),
+            "four ranks, checkpoint in /dev/shm": process.four_checkpoint(own),
+        },
+        rounds,
+    )
+
+
+Part = Callable[[Process, int], dict[str, list[float]]]
+
+
+def run(rank: int, part: Part, layers: int, rounds: int, port: int, folder: str, secret: bytes) -> None:
+    torch.set_num_threads(1)
+    warnings.filterwarnings("ignore", "Detected an existing checkpoint")  # each round writes it anew
+    store = dist.PrefixStore(part.__name__, dist.TCPStore("127.0.0.1", port, is_master=False))
+    dist.init_process_group("gloo", store=store, rank=rank, world_size=TRAINERS + GENERATORS)
+    dist.distributed_c10d._get_default_store().set("secret", secret)
+    process = Process(rank, layers, folder)
+    process.trainers = dist.new_group(list(range(TRAINERS)))
+    rates = part(process, rounds)
     if rank == 0:
-        store.set("rate", str(report(seconds, dict(zip(contenders, arrived.tolist(), strict=True)))))
+        report(rates)
+        store.set("rate", str(statistics.median(next(iter(rates.values())))))
     dist.barrier()
     dist.destroy_process_group()
 
@@ -278,17 +306,30 @@ COMPARED = [
 ]
 
 
-def report(seconds: dict[str, list[float]], arrived: dict[str, int]) -> float:
-    """Prints them; returns the GB/s of the first contender."""
-    rates = {name: [arrived[name] / spent / 1e9 for spent in many] for name, many in seconds.items()}
-    for name, many in rates.items():
-        median = statistics.median(many)
-        print(f"{name:40} {arrived[name] / 1e6:8.0f} MB  {arrived[name] / median / 1e9:7.3f} s  {median:6.2f} GB/s")
-    for mine, other in COMPARED:
+def compare(contenders: dict[str, tuple[Move, int]], rounds: int) -> dict[str, list[float]]:
+    """GB/s of each in each round. The first process prints them."""
+    seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    names = list(contenders)
+    for number in range(rounds + 1):
+        for name in names[number % len(names) :] + names[: number % len(names)]:
+            spent = timed(contenders[name][0])
+            if number:  # the first one warms up
+                seconds[name].append(spent)
+    moved = torch.tensor([nbytes for _, nbytes in contenders.values()])
+    dist.all_reduce(moved)
+    arrived = dict(zip(contenders, moved.tolist(), strict=True))
+    if dist.get_rank() == 0:
+        for name, many in seconds.items():
+            spent = statistics.median(many)
+            print(f"{name:40} {arrived[name] / 1e6:8.0f} MB  {spent:7.3f} s  {arrived[name] / spent / 1e9:6.2f} GB/s")
+    return {name: [arrived[name] / spent / 1e9 for spent in many] for name, many in seconds.items()}
+
+
+def report(rates: dict[str, list[float]]) -> None:
+    for mine, other in [pair for pair in COMPARED if pair[0] in rates]:
         ratios = sorted(a / b for a, b in zip(rates[mine], rates[other], strict=True))
         low, high = ratios[len(ratios) // 4], ratios[-1 - len(ratios) // 4]
         print(f"{mine} against {other}: {statistics.median(ratios):.2f} ({low:.2f} - {high:.2f})")
-    return statistics.median(rates[COMPARED[0][0]])
 
 
 def torchstore(python: str, layers: int, rounds: int, ours: float) -> None:
@@ -315,11 +356,12 @@ def main() -> int:
     folder = tempfile.mkdtemp(dir="/dev/shm")
     try:
         secret = Secret.generate().reveal()
-        mp.spawn(run, (given.layers, given.rounds, rendezvous.port, folder, bytes(secret)), TRAINERS + GENERATORS)
+        for part, layers in [(two_more_read, given.layers), (the_four_move, min(given.layers, FITS))]:
+            mp.spawn(run, (part, layers, given.rounds, rendezvous.port, folder, bytes(secret)), TRAINERS + GENERATORS)
     finally:
         shutil.rmtree(folder)
     if given.torchstore:
-        torchstore(given.torchstore, given.layers, given.rounds, float(rendezvous.get("rate")))
+        torchstore(given.torchstore, given.layers, given.rounds, float(rendezvous.get("two_more_read/rate")))
     return 0
 
 

@@ -323,6 +323,10 @@ int mr_region_notification(mr_region* region, double timeout, uint64_t* value, m
   return got;
 }
 
+void mr_region_notified(mr_region* region, mr_completions* queue, uint64_t tag) {
+  region->region->when_notified(queue->weak_from_this(), [queue, tag] { queue->push(tag); });
+}
+
 int mr_region_drop(mr_region* region, mr_op** op, mr_error* error) {
   return guarded(error, [&] {
     region->node->check_usable();

@@ -192,6 +192,8 @@ uint64_t mr_region_id(mr_region* region);
 /* Next notification that writers attached to this region: 1 = got one, 0 = none within the timeout, negative =
  * -mr_kind. */
 int mr_region_notification(mr_region* region, double timeout, uint64_t* value, mr_error* error);
+/* Puts `tag` into the queue once: when there is a notification, or the region is dropped (at once where it is so). */
+void mr_region_notified(mr_region* region, mr_completions* queue, uint64_t tag);
 /* Ends remote access at once; the operation is done when no access is in flight. MR_TRANSFER_TIMEOUT after
  * drop_timeout: then a peer is still in the memory, and the caller keeps it alive until mr_region_dropped. Again, or
  * after a peer asked for the drop, it is no error. */

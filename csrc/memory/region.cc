@@ -63,6 +63,7 @@ void Region::notify(uint64_t value) {
                                            " are unread; its owner must take some");
   notifications_.push_back(value);
   arrived_.notify_one();
+  tell_those(std::move(guard));
 }
 
 void Region::set_on_notify(std::function<void(uint64_t)> on_notify) {
@@ -72,7 +73,7 @@ void Region::set_on_notify(std::function<void(uint64_t)> on_notify) {
 
 int Region::next_notification(double timeout, uint64_t* value) {
   std::unique_lock guard(lock_);
-  const auto ready = [this] { return !notifications_.empty() || dropped.load(); };
+  const auto ready = [this] { return is_notified(); };
   if (timeout < 0)
     arrived_.wait(guard, ready);
   else
@@ -84,8 +85,23 @@ int Region::next_notification(double timeout, uint64_t* value) {
 }
 
 void Region::wake_waiters() {
-  std::lock_guard guard(lock_);
+  std::unique_lock guard(lock_);
   arrived_.notify_all();
+  tell_those(std::move(guard));
+}
+
+void Region::when_notified(std::weak_ptr<void> whom, std::function<void()> tell) {
+  std::unique_lock guard(lock_);
+  std::erase_if(told_, [](const Told& one) { return one.whom.expired(); });
+  told_.push_back({std::move(whom), std::move(tell)});
+  if (is_notified()) tell_those(std::move(guard));
+}
+
+void Region::tell_those(std::unique_lock<std::mutex> guard) {
+  const std::vector<Told> told = std::exchange(told_, {});
+  guard.unlock();
+  for (const Told& one : told)
+    if (const auto there = one.whom.lock()) one.tell();
 }
 
 std::shared_ptr<Grant> Region::grant(const char* lane, const std::function<std::shared_ptr<Grant>()>& make) {

@@ -100,6 +100,9 @@ class Region {
   void notify(uint64_t value);
   int next_notification(double timeout, uint64_t* value);  // 1, 0, or -MR_ACCESS_DENIED once dropped and empty
   void wake_waiters();
+  // Calls `tell` once, when there is a notification or the region is dropped (at once where it is so), unless `whom`
+  // has ended before. Must not wait.
+  void when_notified(std::weak_ptr<void> whom, std::function<void()> tell);
   // From now on they are handed to this instead, on the loop: it must not wait. Null: as before.
   void set_on_notify(std::function<void(uint64_t)> on_notify);
 
@@ -112,9 +115,17 @@ class Region {
          std::shared_ptr<SharedMemory> shared, uint64_t shared_offset);
 
  private:
+  struct Told {
+    std::weak_ptr<void> whom;
+    std::function<void()> tell;
+  };
+  void tell_those(std::unique_lock<std::mutex> guard);
+  bool is_notified() const { return !notifications_.empty() || dropped.load(); }  // under lock_
+
   std::mutex lock_;
   std::condition_variable arrived_;
   std::deque<uint64_t> notifications_;
+  std::vector<Told> told_;
   std::function<void(uint64_t)> on_notify_;
   std::map<std::string, std::shared_ptr<Grant>> grants_;
 };

@@ -1,4 +1,7 @@
-"""Ends of operations for asyncio: one queue of the core per engine and event loop, woken by its file descriptor."""
+"""What asyncio waits for, of the core: ends of operations, and notifications.
+
+One queue per engine and event loop, woken by its file descriptor.
+"""
 
 from __future__ import annotations
 
@@ -14,12 +17,13 @@ if TYPE_CHECKING:
     from asyncio import Future as LoopFuture
 
     from .engine import Engine
+    from .region import Region
 
 _BATCH = 256
 
 
 class Completions:
-    """Turns finished operations into asyncio futures of one loop, without a thread."""
+    """Turns finished operations and notifications into asyncio futures of one loop, without a thread."""
 
     def __init__(self, engine: Engine, loop: AbstractEventLoop) -> None:
         self._queue: Any = None
@@ -33,6 +37,7 @@ class Completions:
         self._tags = ffi.new("uint64_t[]", _BATCH)
         self._next_tag = 0
         self._waiting: dict[int, list[LoopFuture[None]]] = {}
+        self._notified: weakref.WeakKeyDictionary[Region, int] = weakref.WeakKeyDictionary()  # the last tag of each
         loop.add_reader(self._fd, self._on_readable)
 
     @classmethod
@@ -47,18 +52,30 @@ class Completions:
 
     def add(self, op: Any) -> int:
         """Has the queue told when op ends; its tag. An operation can be in one queue only."""
-        tag = self._next_tag = self._next_tag + 1
-        self._waiting[tag] = []
+        tag = self._new_tag()
         lib.mr_completions_add(self._queue, op, tag)
         return tag
 
+    def notified(self, region: Region) -> LoopFuture[None]:
+        """Ends when the region has a notification, or is dropped. All who wait at a time are woken by one tag."""
+        tag = self._notified.get(region)
+        if tag is None or tag not in self._waiting:
+            tag = self._notified[region] = self._new_tag()
+            lib.mr_region_notified(region.handle, self._queue, tag)
+        return self.waiter(tag)
+
+    def _new_tag(self) -> int:
+        tag = self._next_tag = self._next_tag + 1
+        self._waiting[tag] = []
+        return tag
+
     def waiter(self, tag: int) -> LoopFuture[None]:
-        """An asyncio future that ends with the operation of this tag."""
+        """An asyncio future that ends with what this tag was given for."""
         loop = self._loop()
         assert loop is not None, "only its own loop waits"
         waiter: LoopFuture[None] = loop.create_future()
         if tag in self._waiting:
-            self._waiting[tag].append(waiter)
+            self._waiting[tag] = [other for other in self._waiting[tag] if not other.done()] + [waiter]
         else:
             waiter.set_result(None)
         return waiter

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import time
-from typing import TYPE_CHECKING
 
 from ..errors import AccessDenied
+from .completions import Completions
 from .engine import seconds
 from .region import Region
-
-if TYPE_CHECKING:
-    import asyncio
 
 __all__ = ["Notifications"]
 
@@ -48,23 +45,12 @@ class Notifications:
         return self
 
     async def __anext__(self) -> int:
-        """Waits in a thread: the core has no descriptor to watch for notifications."""
         import asyncio
 
         loop = asyncio.get_running_loop()
-        while True:
-            wait = loop.run_in_executor(None, self._region.take_notification, _SLICE)
-            try:
-                value = await asyncio.shield(wait)
-            except asyncio.CancelledError:
-                wait.add_done_callback(self._give_back)
-                raise
-            except AccessDenied:
-                raise StopAsyncIteration from None
-            if value is not None:
-                return value
-
-    def _give_back(self, wait: asyncio.Future[int | None]) -> None:
-        """What a cancelled wait still took is the next one's."""
-        if wait.exception() is None and (value := wait.result()) is not None:
-            self._region.given_back.append(value)
+        try:
+            while (value := self._region.take_notification(0)) is None:
+                await Completions.of(self._region.engine, loop).notified(self._region)
+        except AccessDenied:
+            raise StopAsyncIteration from None
+        return value

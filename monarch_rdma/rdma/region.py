@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
 import threading
-from collections import deque
 from contextvars import ContextVar
 from typing import Any
 
@@ -32,7 +30,6 @@ class Region:
         self.engine = engine
         self.memory = memory
         self.maker: int | None = None  # of buffers: who has made them, see made_by
-        self.given_back: deque[int] = deque()  # notifications taken for a waiter that was cancelled meanwhile
         self._drop_begun = False
         self._cell = ffi.new("mr_region **")  # filled by the core: see Future.cell
         error, address = scratch.error, ffi.cast("void *", memory.address)
@@ -54,9 +51,9 @@ class Region:
 
     def drop(self) -> Future:
         """Ends remote access now. Done when no access is in flight any more; again is no error."""
-        self.engine.handle  # noqa: B018  refuses a closed engine
+        handle = self.handle
         future, error = Future(self.engine, "drop", self.engine.name, 0, self), scratch.error
-        if kind := lib.mr_region_drop(self._cell[0], future.cell, error):
+        if kind := lib.mr_region_drop(handle, future.cell, error):
             raise_error(error, kind, operation="drop", peer=self.engine.name)
         self._drop_begun = True
         self.engine.reachable.pop(self.id, None)
@@ -72,13 +69,16 @@ class Region:
         """Whether nobody is in the memory any more: some time after a drop."""
         return not self.engine.is_open or bool(lib.mr_region_dropped(self._cell[0]))
 
+    @property
+    def handle(self) -> Any:
+        """The core's. ConfigError where the engine is closed."""
+        self.engine.handle  # noqa: B018
+        return self._cell[0]
+
     def take_notification(self, timeout: float) -> int | None:
         """The next number that a writer posted; None where none came in time. AccessDenied once it is dropped."""
-        with contextlib.suppress(IndexError):
-            return self.given_back.popleft()
-        self.engine.handle  # noqa: B018  refuses a closed engine
         value, error = ffi.new("uint64_t *"), scratch.error
-        got = lib.mr_region_notification(self._cell[0], timeout, value, error)
+        got = lib.mr_region_notification(self.handle, timeout, value, error)
         if got < 0:
             raise_error(error, -got, operation="notification", peer=self.engine.name)
         return int(value[0]) if got else None

@@ -206,6 +206,12 @@ class FakeFabric {
     std::lock_guard guard(lock_);
     return calls_[name];
   }
+  // No card touches memory meanwhile.
+  template <typename Look>
+  auto at_rest(Look look) {
+    std::lock_guard guard(lock_);
+    return look();
+  }
   // Things that are open: "qp", "cq", "mr", "pd", "channel", "context".
   int open(const std::string& what) {
     std::lock_guard guard(lock_);
