@@ -3,57 +3,20 @@
 #include <algorithm>
 
 #include "check.h"
-#include "pattern.h"
-#include "verbs_side.h"
+#include "verbs_stuck.h"
 
 using namespace mr;
-using mr::test::FakeFabric;
-using mr::test::VerbsPair;
+using mr::test::seconds_since;
+using mr::test::Stuck;
 using mr::test::VerbsSide;
 
 namespace {
 
 constexpr uint64_t kMiB = 1u << 20;
-constexpr double kTimeout = 0.3;  // long enough for a small one to be posted by the calling thread, see Stuck
-using Fate = FakeFabric::Fate;
+constexpr double kTimeout = mr::test::kStuckTimeout;
 
 // All calls that the kernel may sit on once an engine is up.
 const char* const kCalls[] = {"modify_qp", "destroy_qp", "create_qp", "destroy_cq", "reg_mr", "dereg_mr", "query_gid"};
-
-double seconds_since(Time begun) { return std::chrono::duration<double>(Clock::now() - begun).count(); }
-
-// Connected, with a region of 4 MiB at the owner and as much memory here, whose requests never end while `stuck`.
-struct Stuck : VerbsPair {
-  explicit Stuck(const std::string& lanes = "verbs", bool rails = false)
-      : VerbsPair([](mr_options& raw) { raw.verbs_timeout = 10; }, lanes, rails), owned(4 * kMiB), here(4 * kMiB) {
-    mr::test::paint(owned.data(), owned.size(), 1);
-    remote = owner->remote(owner->share(owned.data(), owned.size()));
-    if (rails) user->domain->keep(here.data(), here.size());
-    for (uint32_t in_use = 0; in_use < (rails ? 2u : 1u);) {
-      const OpRef op = user->read(remote, 0, here.data(), here.size());
-      VerbsSide::expect_ok(op);
-      in_use = op->rails;
-    }
-    VerbsSide::expect_ok(user->read(remote, 0, here.data(), 8));
-    std::fill(here.begin(), here.end(), 7);
-    fabric.decide([this](const auto& request) { return stuck && !request.pieces.empty() ? Fate{Fate::hold} : Fate{}; });
-  }
-  ~Stuck() { end(); }
-
-  OpRef begin(bool write, uint64_t length, double timeout = kTimeout) {
-    return write ? user->write(remote, 0, here.data(), length, timeout)
-                 : user->read(remote, 0, here.data(), length, timeout);
-  }
-  // The kernel lets the card go on, and then all calls return.
-  void go_on() {
-    stuck = false;
-    fabric.kick();
-  }
-
-  Bytes owned, here;
-  std::shared_ptr<RemoteRegion> remote;
-  std::atomic<bool> stuck{true};
-};
 
 }  // namespace
 
@@ -165,41 +128,6 @@ TEST(a_drop_tells_that_the_kernel_does_not_let_go_of_the_memory) {
   pair.fabric.gates().hold("dereg_mr");
   CHECK_EQ(VerbsSide::wait(pair.owner->drop(region)), MR_TRANSFER_TIMEOUT);
   pair.finish();
-}
-
-TEST(an_engine_that_closes_gives_up_on_a_kernel_that_lets_go_of_nothing) {
-  Stuck pair;
-  const uint64_t before = pair.fabric.calls("post_send");
-  const OpRef op = pair.begin(false, 4 * kMiB, 60);
-  while (pair.fabric.calls("post_send") == before) std::this_thread::yield();
-  for (const char* call : {"modify_qp", "destroy_qp", "dereg_mr"}) pair.fabric.gates().hold(call);
-  const Time begun = Clock::now();
-  pair.user->close();
-  CHECK(seconds_since(begun) < 20);
-  CHECK_EQ(VerbsSide::wait(op), MR_CANCELLED);
-  pair.finish();
-}
-
-TEST(an_engine_that_closes_does_not_wait_for_ever) {
-  for (const char* call : {"modify_qp", "dereg_mr", "close_device"}) {
-    Stuck pair;
-    std::vector<OpRef> ops;
-    for (const uint64_t length : {uint64_t{8}, 4 * kMiB}) ops.push_back(pair.begin(false, length, 60));
-    CHECK(!ops[0]->admitted);
-    pair.fabric.gates().hold(call);
-    const Time begun = Clock::now();
-    std::thread owner([&] { pair.owner->close(); });
-    pair.user->close();
-    owner.join();
-    CHECK(seconds_since(begun) < 10);
-    for (const OpRef& op : ops) {
-      const int end = VerbsSide::wait(op);
-      CHECK(end == MR_CANCELLED || end == MR_PEER_LOST || end == MR_ACCESS_DENIED);
-    }
-    CHECK(mr::test::all(pair.here.data(), pair.here.size(), 7));
-    pair.go_on();
-    pair.finish();
-  }
 }
 
 int main(int argc, char** argv) { return mr::test::run(argc, argv); }
