@@ -22,7 +22,7 @@ define cpp_run
 endef
 ASAN := SANITIZE=address,undefined OUT=$(CURDIR)/build/asan
 TSAN := SANITIZE=thread OUT=$(CURDIR)/build/tsan
-CPP_FILES = $(shell find csrc tests/csrc tests/fake_gpu tests/fake_verbs tests/gpu_emulation tests/rdma_vm -name '*.h' -o -name '*.cc') \
+CPP_FILES = $(shell find csrc tests/csrc tests/fake_gpu tests/fake_verbs tests/gpu_emulation tests/rdma_vm tests/hosts -name '*.h' -o -name '*.cc') \
   $(wildcard hip_kernels/*.cu hip_kernels/*.cuh hip_kernels/*.cc) hip_kernels/kernels.h
 PYTHON_FILES := monarch_rdma tests benchmarks examples build_backend hipify_rules .ci setup.py
 

@@ -32,11 +32,19 @@ class ChildError(Exception):
 class Child:
     """Code runs in one namespace, with `engine`, `RDMABuffer` and the names given to `run`; its prints go to stderr."""
 
-    def __init__(self, secret: Secret, *, inside: Sequence[str] = (), **options: Any) -> None:
-        """`inside`: a command that runs another one somewhere else, such as `unshare --net`, word by word."""
+    def __init__(
+        self,
+        secret: Secret,
+        *,
+        inside: Sequence[str] = (),
+        popen: Callable[..., subprocess.Popen[Any]] = subprocess.Popen,
+        **options: Any,
+    ) -> None:
+        """`inside`: a command that runs another one somewhere else, such as `unshare --net`, word by word.
+        `popen`: what starts it, such as that of a host (tests/hosts)."""
         fd = secret.to_fd()
         try:
-            self.process = subprocess.Popen(
+            self.process = popen(
                 [*inside, sys.executable, __file__, str(fd), str(os.getpid())],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 
 import hypothesis
 import pytest
 from actor_client import Faults, client_of_its_own, faults_recorded
 from child import Child, maker_of_children
+from hosts.network import Network, network_of
 from rdma_vm.image import Image, Unavailable, prepare
 
 from monarch_rdma import config
@@ -55,6 +57,13 @@ def child_process(secret: Secret) -> Iterator[Callable[..., Child]]:
     """Makes owners in processes of their own; they end with the test."""
     with maker_of_children(secret) as make:
         yield make
+
+
+@pytest.fixture
+def make_network() -> Iterator[Callable[[int], Network]]:
+    """Makes networks of so many hosts on this machine; they end with the test. See tests/hosts/network.py."""
+    with ExitStack() as networks:
+        yield lambda count: networks.enter_context(network_of(count))
 
 
 @pytest.fixture

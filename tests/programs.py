@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,12 +22,20 @@ LIMIT = 20.0  # seconds for what takes milliseconds; reached only by a failing t
 class Program:
     """Runs Python code. `say("...")` in it is `line()` here; `hear()` there waits for `tell()`."""
 
-    def __init__(self, code: str, *arguments: str, secret_file: Path | None = None, **env: str) -> None:
+    def __init__(
+        self,
+        code: str,
+        *arguments: str,
+        secret_file: Path | None = None,
+        popen: Callable[..., subprocess.Popen[Any]] = subprocess.Popen,
+        **env: str,
+    ) -> None:
+        """`popen`: what starts it, such as that of a host (tests/hosts)."""
         environment = {name: value for name, value in os.environ.items() if not name.startswith("MONARCH_RDMA_")} | env
         if secret_file is not None:
             environment["MONARCH_RDMA_SECRET_FILE"] = str(secret_file)
         environment["PYTHONPATH"] = os.pathsep.join([str(TESTS.parent), str(TESTS)])
-        self.process = subprocess.Popen(
+        self.process = popen(
             [
                 sys.executable,
                 "-X",
@@ -107,7 +116,7 @@ class Program:
 _PROLOGUE = """
 import ctypes, os, signal, sys
 ctypes.CDLL(None).prctl(1, signal.SIGKILL)
-if os.getppid() != {parent}: sys.exit()
+if os.getppid() not in ({parent}, 0): sys.exit()  # 0: in process ids of its own
 def say(*what): print(*what, flush=True)
 def hear(): return sys.stdin.readline()
 """
