@@ -56,6 +56,7 @@ enum mr_remote_state { MR_NOT_WRITTEN = 0, MR_WRITTEN = 1, MR_UNKNOWN = 2 };
 /* Transfer flags. Bits 8.. name lanes to use; none set means all. */
 enum mr_flags {
   MR_STRICT = 1,
+  MR_BULK = 2, /* one of many, of MR_BULK_BYTES or more together: its bytes go past the caches */
   MR_LANE_SHM = 256,
   MR_LANE_TCP = 512,
   MR_LANE_VERBS = 1024,
@@ -64,7 +65,7 @@ enum mr_flags {
 };
 
 /* Largest number of dimensions of a view, after contiguous dimensions are merged. */
-enum mr_limits { MR_MAX_DIMS = 16, MR_MESSAGE_BYTES = 1024 };
+enum mr_limits { MR_MAX_DIMS = 16, MR_MESSAGE_BYTES = 1024, MR_BULK_BYTES = 16777216 };
 
 typedef struct {
   int32_t kind;      /* enum mr_kind */

@@ -5,7 +5,7 @@
 #include <type_traits>
 
 #ifdef __SSE2__
-#include <emmintrin.h>
+#include <immintrin.h>
 #endif
 
 namespace mr {
@@ -18,9 +18,9 @@ void move(uint8_t* packed, uint8_t* strided, uint64_t length) {
 }
 
 template <bool kGather>
-void move_run(uint8_t* packed, uint8_t* strided, uint64_t length, bool streaming) {
+void move_run(uint8_t* packed, uint8_t* strided, uint64_t length, bool streaming, const uint8_t* next) {
   if (streaming && length >= kStreamingRun)
-    streaming_copy(kGather ? packed : strided, kGather ? strided : packed, length);
+    streaming_copy(kGather ? packed : strided, kGather ? strided : packed, length, kGather ? next : nullptr);
   else
     move<kGather>(packed, strided, length);
 }
@@ -86,7 +86,8 @@ void move_view(uint8_t* packed, uint8_t* base, const View& view, uint64_t begin,
       moved = move_short_runs<kGather>(packed, base, view, cursor, length);
     } else {
       const auto run = cursor.next(length);
-      move_run<kGather>(packed, base + run.offset, run.length, streaming);
+      const uint8_t* const next = run.length < length ? base + cursor.peek(1).offset : nullptr;
+      move_run<kGather>(packed, base + run.offset, run.length, streaming, next);
       moved = run.length;
     }
     packed += moved;
@@ -106,12 +107,13 @@ void scatter(uint8_t* base, const View& view, const uint8_t* packed, uint64_t be
 }
 
 #ifdef __SSE2__
-void streaming_copy(uint8_t* dst, const uint8_t* src, uint64_t length) {
-  constexpr uint64_t kLine = 64;
-  const uint64_t head = std::min<uint64_t>(-reinterpret_cast<uintptr_t>(dst) % kLine, length);
-  std::memcpy(dst, src, head);
-  dst += head, src += head, length -= head;
-  for (; length >= kLine; dst += kLine, src += kLine, length -= kLine) {
+namespace {
+
+constexpr uint64_t kLine = 64, kPage = 4096;
+
+// `length`: whole lines; dst at the beginning of one.
+void stream_lines(uint8_t* dst, const uint8_t* src, uint64_t length) {
+  for (const uint8_t* const end = src + length; src != end; dst += kLine, src += kLine) {
     const auto* from = reinterpret_cast<const __m128i*>(src);
     auto* to = reinterpret_cast<__m128i*>(dst);
     const __m128i a = _mm_loadu_si128(from), b = _mm_loadu_si128(from + 1);
@@ -121,12 +123,39 @@ void streaming_copy(uint8_t* dst, const uint8_t* src, uint64_t length) {
     _mm_stream_si128(to + 2, c);
     _mm_stream_si128(to + 3, d);
   }
-  std::memcpy(dst, src, length);
+}
+
+__attribute__((target("avx2"))) void stream_lines_avx2(uint8_t* dst, const uint8_t* src, uint64_t length) {
+  for (const uint8_t* const end = src + length; src != end; dst += kLine, src += kLine) {
+    const auto* from = reinterpret_cast<const __m256i*>(src);
+    auto* to = reinterpret_cast<__m256i*>(dst);
+    const __m256i a = _mm256_loadu_si256(from), b = _mm256_loadu_si256(from + 1);
+    _mm256_stream_si256(to, a);
+    _mm256_stream_si256(to + 1, b);
+  }
+}
+
+const auto stream_widest = __builtin_cpu_supports("avx2") ? stream_lines_avx2 : stream_lines;
+
+}  // namespace
+
+void streaming_copy(uint8_t* dst, const uint8_t* src, uint64_t length, const uint8_t* next) {
+  if (next != nullptr)
+    for (uint64_t at = 0; at < std::min(length, kPage); at += kLine)
+      _mm_prefetch(reinterpret_cast<const char*>(next + at), _MM_HINT_T0);
+  const uint64_t head = std::min<uint64_t>(-reinterpret_cast<uintptr_t>(dst) % kLine, length);
+  std::memcpy(dst, src, head);
+  dst += head, src += head, length -= head;
+  const uint64_t lines = length / kLine * kLine;
+  stream_widest(dst, src, lines);
+  std::memcpy(dst + lines, src + lines, length - lines);
 }
 
 void finish_streaming() { _mm_sfence(); }  // these stores are not ordered otherwise
 #else
-void streaming_copy(uint8_t* dst, const uint8_t* src, uint64_t length) { std::memcpy(dst, src, length); }
+void streaming_copy(uint8_t* dst, const uint8_t* src, uint64_t length, const uint8_t*) {
+  std::memcpy(dst, src, length);
+}
 void finish_streaming() {}
 #endif
 

@@ -6,10 +6,10 @@
 
 namespace mr {
 
-BulkCopy::BulkCopy(uint8_t* dst, const View& dst_view, const uint8_t* src, const View& src_view)
+BulkCopy::BulkCopy(uint8_t* dst, const View& dst_view, const uint8_t* src, const View& src_view, bool one_of_many)
     : dst_(dst), src_(src), dst_view_(&dst_view), src_view_(&src_view) {
   const uint64_t bytes = dst_view.bytes();
-  streaming_ = bytes >= kStreamingBytes;
+  streaming_ = bytes >= (one_of_many ? kStreamingPart : kStreamingBytes);
   contiguous_ = dst_view.is_contiguous() && src_view.is_contiguous();
   if (!contiguous_) return;
   const auto to = reinterpret_cast<uintptr_t>(dst) + dst_view.offset();

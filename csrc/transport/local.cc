@@ -15,8 +15,9 @@ class LocalTransfer final : public Transfer {
   LocalTransfer(LinkHost& host, const OpRef& op, Ledger& ledger, const Closing& closing, Kept kept = {})
       : Transfer(host, op, ledger, closing, std::move(kept)) {
     auto* const region = reinterpret_cast<uint8_t*>(remote().base);
-    if (op->verb == Verb::read) copy_ = BulkCopy(op->local, op->local_view, region, op->remote_view);
-    if (op->verb == Verb::write) copy_ = BulkCopy(region, op->remote_view, op->local, op->local_view);
+    const bool bulk = (op->flags & MR_BULK) != 0;
+    if (op->verb == Verb::read) copy_ = BulkCopy(op->local, op->local_view, region, op->remote_view, bulk);
+    if (op->verb == Verb::write) copy_ = BulkCopy(region, op->remote_view, op->local, op->local_view, bulk);
   }
 
   bool in_order() const { return copy_.in_order(); }

@@ -100,12 +100,14 @@ void Peer::set_links_on_loop(Links links) {
 
 // ---- The life of an operation ----
 
+constexpr uint32_t kLaneFlags = ~0xffu;  // see mr_flags
+
 void Peer::submit(const OpRef& op) {
   if ((moves_bytes(op->verb) && !op->has_notify) || is_atomic(op->verb)) {
     const auto now = links();
     const auto best = std::find_if(now->begin(), now->end(), [&](const Lane& lane) { return lane.link->carries(*op); });
     if (best != now->end()) {
-      const uint32_t wanted = op->flags & ~uint32_t{MR_STRICT};
+      const uint32_t wanted = op->flags & kLaneFlags;
       if ((wanted == 0 || (wanted & best->flag) != 0) && best->link->try_inline(op)) return;
     }
   }
@@ -179,7 +181,7 @@ void Peer::dispatch_on_loop(const OpRef& op) {
 
 void Peer::next_link_on_loop(const OpRef& op) {
   const auto now = links();
-  const uint32_t wanted = op->flags & ~uint32_t{MR_STRICT};
+  const uint32_t wanted = op->flags & kLaneFlags;
   for (size_t i = 0; i < now->size(); ++i) {
     const Lane& lane = (*now)[i];
     const uint32_t bit = 1u << i;

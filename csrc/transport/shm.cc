@@ -116,8 +116,9 @@ class ShmTransfer final : public Transfer {
     if (!mapped_.mapping) return;
     const auto address = reinterpret_cast<uintptr_t>(mapped_.mapping->address());
     region_ = reinterpret_cast<uint8_t*>(address + remote().shared_offset);  // inside: admit checks
-    if (op->verb == Verb::read) copy_ = BulkCopy(op->local, op->local_view, region_, op->remote_view);
-    if (op->verb == Verb::write) copy_ = BulkCopy(region_, op->remote_view, op->local, op->local_view);
+    const bool bulk = (op->flags & MR_BULK) != 0;
+    if (op->verb == Verb::read) copy_ = BulkCopy(op->local, op->local_view, region_, op->remote_view, bulk);
+    if (op->verb == Verb::write) copy_ = BulkCopy(region_, op->remote_view, op->local, op->local_view, bulk);
   }
 
   bool in_order() const { return copy_.in_order(); }

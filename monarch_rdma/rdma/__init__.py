@@ -20,8 +20,10 @@ from .listen import Listener, Peer, connect, listen
 from .notification import Notifications
 from .secret import Secret
 from .shared import empty, share, share_, shared_memory, zeros
+from .transfer import BULK_BYTES
 
 __all__ = [
+    "BULK_BYTES",
     "Engine",
     "Future",
     "Listener",

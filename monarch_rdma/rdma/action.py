@@ -17,7 +17,7 @@ from .future import AtomicFuture, Future, GroupFuture
 from .memory import Memory, memory_of, note_written
 from .overlap import Target, Targets
 from .region import RemoteRegion
-from .transfer import READ, WRITE, match_dst, match_src, move
+from .transfer import BULK, BULK_BYTES, READ, WRITE, match_dst, match_src, move
 from .view import View
 
 if TYPE_CHECKING:
@@ -39,7 +39,8 @@ class RDMAAction:
     """
 
     def __init__(self) -> None:
-        self._starts: list[Callable[[float], Future]] = []
+        self._starts: list[Callable[[float, int], Future]] = []  # by timeout and flags
+        self._nbytes = 0
         self._written: list[Any] = []  # tensors that reads fill
         self._targets = Targets()
         self._in_flight: Submission | None = None
@@ -60,14 +61,14 @@ class RDMAAction:
         memory, local, _ = parts
         target = Target(memory.address, local, False, "dst of a read")
         start = partial(_start, src._remote, READ, parts)
-        return self._add([(None, target)], start, memory.tensor)
+        return self._add([(None, target)], start, local.nbytes, memory.tensor)
 
     def write_remote(self, dst: RDMABuffer, src: torch.Tensor | memoryview | Any) -> RDMAAction:
         """Adds a write of `src` into the buffer `dst`; see RDMABuffer.write_from. Errors as in read_remote."""
         parts = match_src(_checked(dst, "dst")._view, src, "src")
         target = Target(0, parts[2], False, "dst of a write")
         place = dst._remote.descriptor
-        return self._add([(place, target)], partial(_start, dst._remote, WRITE, parts))
+        return self._add([(place, target)], partial(_start, dst._remote, WRITE, parts), parts[1].nbytes)
 
     def fetch_add(self, src: RDMABuffer, dst: torch.Tensor | memoryview | Any, add: int) -> RDMAAction:
         """Adds an atomic addition to the 8 bytes of the buffer `src`, which wraps around; `dst` gets the old value.
@@ -113,9 +114,10 @@ class RDMAAction:
 
     def _started(self, limit: float) -> Submission:
         members: list[Future] = []
+        flags = BULK if self._nbytes >= BULK_BYTES else 0
         try:
             for start in self._starts:
-                members.append(start(limit))
+                members.append(start(limit, flags))
         except BaseException:
             self._in_flight = Submission("action", members)
             self._in_flight.cancel()
@@ -135,7 +137,7 @@ class RDMAAction:
             raise ConfigError("dst is read-only, so the old value cannot be stored")
         remote = src._remote
 
-        def start(timeout: float) -> Future:
+        def start(timeout: float, _flags: int) -> Future:
             if memory.tensor is not None:
                 note_written(memory.tensor)
             handle, error, held = remote.open(), scratch.error, (memory, remote)
@@ -146,10 +148,10 @@ class RDMAAction:
 
         old = Target(memory.address, memory.view, False, f"dst of a {name}")
         word = Target(0, view, True, f"src of a {name}")
-        return self._add([(None, old), (remote.descriptor, word)], start)
+        return self._add([(None, old), (remote.descriptor, word)], start, _WORD)
 
     def _add(
-        self, targets: list[tuple[Any, Target]], start: Callable[[float], Future], written: Any = None
+        self, targets: list[tuple[Any, Target]], start: Callable[[float, int], Future], nbytes: int, written: Any = None
     ) -> RDMAAction:
         with self._lock:
             if self._in_flight is not None and not self._in_flight.done():
@@ -159,6 +161,7 @@ class RDMAAction:
             for place, target in targets:
                 self._targets.add(place, target)
             self._starts.append(start)
+            self._nbytes += nbytes
             self._submissions = []
             self._in_flight = None
             if written is not None:
@@ -212,8 +215,8 @@ class Submission(GroupFuture):
         return True
 
 
-def _start(remote: RemoteRegion, verb: int, parts: tuple[Memory, View, View], timeout: float) -> Future:
-    return move(remote, verb, parts, timeout, 0, None)
+def _start(remote: RemoteRegion, verb: int, parts: tuple[Memory, View, View], timeout: float, flags: int) -> Future:
+    return move(remote, verb, parts, timeout, flags, None)
 
 
 def _checked(buffer: object, argument: str) -> RDMABuffer:

@@ -14,7 +14,7 @@ from .future import Future
 from .memory import Keep, as_memoryview, as_tensor, bytes_at, memory_of, note_written, plain_storage
 from .notification import Notifications
 from .region import Region, RemoteRegion, checked_access, made_by
-from .transfer import READ, WRITE, match_dst, match_src, move, move_bytes, transfer_flags
+from .transfer import BULK, READ, WRITE, match_dst, match_src, move, move_bytes, transfer_flags
 from .view import View, contiguous_strides
 
 __all__ = ["RDMABuffer"]
@@ -169,13 +169,14 @@ class RDMABuffer:
         deadline, flags = seconds(timeout), transfer_flags(strict, lanes)
         return move(self._remote, READ, match_dst(self._current_view(), dst, "dst"), deadline, flags, None, stream)
 
-    def prepare_read(self, dst: Any) -> Callable[[float | None], Future]:
+    def prepare_read(self, dst: Any, *, bulk: bool = False) -> Callable[[float | None], Future]:
         """Checks everything about a read into `dst` now, once. Each call of the result, with a timeout, starts it.
 
+        `bulk`: one of many, of 16 MiB or more together, so that its bytes go past the processor's caches.
         Raises as read_into. What `dst` is now counts: do not resize a tensor's storage afterwards.
         """
-        parts = match_dst(self._current_view(), dst, "dst")
-        return lambda timeout: move(self._remote, READ, parts, seconds(timeout), 0, None)
+        parts, flags = match_dst(self._current_view(), dst, "dst"), BULK if bulk else 0
+        return lambda timeout: move(self._remote, READ, parts, seconds(timeout), flags, None)
 
     def write_from(
         self,

@@ -13,9 +13,10 @@ from .memory import Memory, memory_of, note_written
 from .region import RemoteRegion
 from .view import View
 
-__all__ = ["READ", "WRITE", "match_dst", "match_src", "move", "move_bytes", "transfer_flags"]
+__all__ = ["BULK", "BULK_BYTES", "READ", "WRITE", "match_dst", "match_src", "move", "move_bytes", "transfer_flags"]
 
 READ, WRITE = lib.MR_READ, lib.MR_WRITE
+BULK, BULK_BYTES = lib.MR_BULK, lib.MR_BULK_BYTES
 _VERBS = {READ: "read", WRITE: "write"}
 _LANES = {
     "shm": lib.MR_LANE_SHM,

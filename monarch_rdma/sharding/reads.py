@@ -101,9 +101,11 @@ def reads_of(
     target: torch.Tensor,
     staging: Staging,
     most_bytes: int | None = None,
+    *,
+    bulk: bool = False,
 ) -> Iterator[Read]:
-    """The reads that carry out these copies, of at most so many bytes where it is said. ConfigError where a rank's
-    buffer is missing or not what was planned.
+    """The reads that carry out these copies, of at most so many bytes where it is said. `bulk`: see prepare_read.
+    ConfigError where a rank's buffer is missing or not what was planned.
     """
     is_staged = tensor.is_cast or list(copies.permutation) != sorted(copies.permutation)
     dtype: torch.dtype = getattr(torch, tensor.source_dtype)
@@ -118,7 +120,7 @@ def reads_of(
         nbytes = math.prod(there.shape) * dtype.itemsize
         if not is_staged:
             source = buffer.as_strided(there.shape, there.strides, there.offset)
-            yield Read(rank, tensor, one, nbytes, source.prepare_read(part_of(target, here)))
+            yield Read(rank, tensor, one, nbytes, source.prepare_read(part_of(target, here), bulk=bulk))
             continue
         slot, memory = staging.take(dtype, there.shape)
         source = buffer.as_strided(there.shape, there.strides, there.offset)

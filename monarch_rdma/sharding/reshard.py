@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from ..errors import AccessDenied, ConfigError, PeerLost, RdmaError, TransferTimeout, VersionChanged
-from ..rdma import Future, RDMABuffer
+from ..rdma import BULK_BYTES, Future, RDMABuffer
 from .plan import Plan, TensorCopies
 from .plan.geometry import Layout
 from .plan.replacement import replaced
@@ -87,6 +87,7 @@ class Reshard:
         self._layouts = layouts or {}
         self._staging = Staging(staging_bytes, _SLOTS)
         self._units = units
+        self._is_bulk = plan.bytes_moved + plan.bytes_here >= BULK_BYTES
         self._targets = {tensor.target: _checked_target(tensor, targets) for tensor in plan.tensors}
         self._reads: list[Read] = []
         for tensor in plan.tensors:
@@ -102,7 +103,7 @@ class Reshard:
 
     def _prepared(self, tensor: TensorCopies, copies: Any) -> Iterable[Read]:
         most = None if self._units is None else self._units.unit_bytes
-        return reads_of(tensor, copies, self._buffers, self._targets[tensor.target], self._staging, most)
+        return reads_of(tensor, copies, self._buffers, self._targets[tensor.target], self._staging, most, bulk=self._is_bulk)
 
     def _in_order(self, reads: list[Read]) -> list[Read]:
         if self._units is None:
