@@ -24,12 +24,14 @@ from child import Child
 from monarch_rdma import errors
 from monarch_rdma.rdma import (
     Engine,
+    RDMAAction,
     RDMABuffer,
     RDMAReadTransferWarning,
     RDMATcpFallbackWarning,
     RDMAWriteTransferWarning,
     Secret,
     default_engine,
+    share,
     shared_memory,
     zeros,
 )
@@ -63,6 +65,39 @@ def test_the_way_of_monarch(far: Callable[..., RDMABuffer]) -> None:
     buffer.write_from(torch.full((8,), 255, dtype=torch.uint8)).get(timeout=5)  # smaller is fine
     assert weights.view(torch.uint8).flatten().tolist()[:9] == [255] * 8 + [0]
     buffer.drop().get()
+
+
+@pytest.mark.parametrize("shared", [True, False])
+@pytest.mark.parametrize("run", [64, 2047, 2048, 5003, 70001])
+def test_one_of_many_strided_reads(owner: Engine, reader: Engine, run: int, shared: bool) -> None:
+    """Its bytes go past the caches, also where runs, ends and distances are no whole lines of them."""
+    rows = -(-200_000 // run)
+    source = torch.randint(0, 255, (rows, run + 13), dtype=torch.uint8)
+    if shared:
+        source = share(source, engine=owner)
+    mine = RDMABuffer(source, engine=owner)
+    theirs = RDMABuffer.from_bytes(mine.to_bytes(), engine=reader)
+    there, here = source[:, 5 : 5 + run], torch.full((rows * run + 7,), 1, dtype=torch.uint8)
+    spread = torch.full((rows, run + 3), 1, dtype=torch.uint8)
+    for target in (here[3:-4].view(rows, run), spread[:, 2:-1]):
+        theirs[:, 5 : 5 + run].prepare_read(target, bulk=True)(30).get()
+        assert torch.equal(target, there)
+    assert here[:3].eq(1).all() and here[-4:].eq(1).all()
+    assert spread[:, :2].eq(1).all() and spread[:, -1].eq(1).all()
+
+
+def test_an_action_of_many_bytes(owner: Engine, reader: Engine) -> None:
+    sources = [torch.randint(0, 255, (1 << 20,), dtype=torch.uint8) for _ in range(20)]
+    kept = [RDMABuffer(source, engine=owner) for source in sources]
+    targets = [torch.zeros_like(source) for source in sources]
+    action = RDMAAction()
+    for buffer, target in zip(kept, targets, strict=True):
+        action.read_remote(target, RDMABuffer.from_bytes(buffer.to_bytes(), engine=reader))
+    for _ in range(2):  # the second one is restarted
+        action.submit(timeout=30).get()
+        assert all(torch.equal(a, b) for a, b in zip(sources, targets, strict=True))
+        for target in targets:
+            target.zero_()
 
 
 def test_memoryviews(far: Callable[..., RDMABuffer]) -> None:

@@ -8,8 +8,8 @@ namespace mr {
 class BulkCopy {
  public:
   BulkCopy() = default;
-  // The views outlive it. Contiguous ranges may overlap, with the result of memmove; strided ones must not. `one_of_many`:
-  // which together do not stay in a cache.
+  // The views outlive it. Contiguous ranges may overlap, with the result of memmove; strided ones must not.
+  // `one_of_many`: which together do not stay in a cache.
   BulkCopy(uint8_t* dst, const View& dst_view, const uint8_t* src, const View& src_view, bool one_of_many);
 
   // Its pieces must be carried out one after the other, in the order of `begin`.

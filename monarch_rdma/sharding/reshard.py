@@ -103,7 +103,8 @@ class Reshard:
 
     def _prepared(self, tensor: TensorCopies, copies: Any) -> Iterable[Read]:
         most = None if self._units is None else self._units.unit_bytes
-        return reads_of(tensor, copies, self._buffers, self._targets[tensor.target], self._staging, most, bulk=self._is_bulk)
+        target = self._targets[tensor.target]
+        return reads_of(tensor, copies, self._buffers, target, self._staging, most, bulk=self._is_bulk)
 
     def _in_order(self, reads: list[Read]) -> list[Read]:
         if self._units is None:
