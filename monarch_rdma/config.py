@@ -242,6 +242,22 @@ OPTIONS: dict[str, Option] = {
             "secret_fd", int, -1, "Descriptor to read the job secret from, once; -1 = none.", minimum=-1, engine=False
         ),
         Option(
+            "job_dir",
+            str,
+            "",
+            "Directory for the private files of jobs, which all their hosts see; \"\" = ~/.monarch_rdma/jobs.",
+            is_absolute_path=True,
+            engine=False,
+        ),
+        Option(
+            "job_state",
+            str,
+            "",
+            "State file of the job that this program runs in; set for programs that a job starts.",
+            is_absolute_path=True,
+            engine=False,
+        ),
+        Option(
             "message_inline_bytes",
             int,
             64 << 10,

@@ -14,6 +14,7 @@ __all__ = [
     "AuthenticationError",
     "Cancelled",
     "ConfigError",
+    "JobEnded",
     "OutOfBounds",
     "PeerLost",
     "ProtocolError",
@@ -120,6 +121,10 @@ class ConfigError(RdmaError, ValueError, RuntimeError):
 
 class VersionChanged(RdmaError, RuntimeError):
     """What was read is of several versions, or was being written meanwhile: none of it may be used."""
+
+
+class JobEnded(RdmaError, RuntimeError):
+    """A scheduler's job has ended, and its hosts with it. `cause` has the scheduler's own words for why."""
 
 
 # The position is the number in enum mr_kind; 0 is success.

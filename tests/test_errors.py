@@ -22,7 +22,7 @@ FAMILY = {
     errors.ResourceExhausted: (RuntimeError,),
     errors.ConfigError: (ValueError, RuntimeError),
 }
-ABOVE_THE_CORE = {errors.VersionChanged: (RuntimeError,)}
+ABOVE_THE_CORE = {errors.VersionChanged: (RuntimeError,), errors.JobEnded: (RuntimeError,)}
 
 
 def test_every_kind_of_the_core_is_the_class_of_its_name() -> None:

@@ -141,7 +141,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "actor.value_mesh": {"errors", "actor.shape"},
     "actor": {"errors", "config", "rdma", "supervision"},
     "tools": {"errors", "config", "rdma", "actor", "supervision", "sharding"},
-    "job": {"errors", "config", "actor"},
+    "job": {"errors", "config", "rdma", "supervision", "actor"},
     "ft": {"errors", "config", "actor", "sharding", "collectives", "supervision", "rdma"},
 }
 ONLY_FOR_THE_USER = {"cli", "tools", "job", "ft"}

@@ -123,4 +123,6 @@ def _dialled(address: str) -> str:
     if complete is not None:
         return complete
     where = parse(address)
-    return rendezvous.read(where.path) if isinstance(where, FileAddress) else where.dial
+    if not isinstance(where, FileAddress):
+        return where.dial
+    return rendezvous.read_shared(where.path) if where.is_shared else rendezvous.read(where.path)

@@ -1,6 +1,9 @@
-"""Files that tell processes of this host where a worker loop listens: what `ipc://path` names.
+"""Files that tell where a worker loop listens: to processes of its host (`ipc://path`), or to all that see the file on
+shared storage (`file://path`).
 
-The worker loop holds a lock on its file as long as it lives, so that a file which was left behind is known as such.
+On its own host the worker loop holds a lock on its file as long as it lives, so that a file which was left behind is
+known as such. Locks of shared storage cannot be relied on: there the file appears whole, the next worker loop replaces
+it, and who finds nobody at the address in it looks again.
 """
 
 from __future__ import annotations
@@ -8,13 +11,14 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import secrets
 import stat
 import time
 from types import TracebackType
 
 from ...errors import ConfigError, PeerLost, ResourceExhausted
 
-__all__ = ["Claim", "read"]
+__all__ = ["Claim", "SharedClaim", "read", "read_shared"]
 
 _LONGEST = 4096  # bytes of an address
 _READERS_PATIENCE = 1.0  # seconds: readers lock the file for a moment too
@@ -47,6 +51,52 @@ class Claim:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self.release()
+
+
+class SharedClaim:
+    """A path on shared storage where this process will tell its address. ConfigError where it cannot be written."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._pid = os.getpid()
+        self._told = ""
+        if not os.access(os.path.dirname(path), os.W_OK | os.X_OK):
+            raise ConfigError(f"file://{path} cannot be made: its directory is not there, or may not be written")
+
+    def tell(self, address: str) -> None:
+        """From now on who reads the file finds this address, whole."""
+        draft = f"{self._path}.{secrets.token_hex(4)}"
+        fd = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        try:
+            os.write(fd, address.encode())
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+        os.replace(draft, self._path)
+        self._told = address
+
+    def release(self) -> None:
+        """Removes the file, unless another worker loop has put its own there. Does nothing in a fork."""
+        told, self._told = self._told, ""
+        if told and os.getpid() == self._pid:
+            with contextlib.suppress(PeerLost, OSError):  # removed already, with its directory perhaps
+                if read_shared(self._path) == told:
+                    os.unlink(self._path)
+
+
+def read_shared(path: str) -> str:
+    """The address that a worker loop has left at `path` last. Raises PeerLost where there is none (yet)."""
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise PeerLost(f"no worker loop has told its address in {path}: there is no such file", peer=path) from None
+    except OSError as error:
+        raise ConfigError(f"file://{path} cannot be read: {error.strerror}", sys_errno=error.errno or 0) from error
+    try:
+        _check(fd, path)
+        return os.pread(fd, _LONGEST, 0).decode("utf-8", "replace")
+    finally:
+        os.close(fd)
 
 
 def read(path: str) -> str:
@@ -93,10 +143,10 @@ def _claim(path: str) -> int:
 def _check(fd: int, path: str) -> None:
     facts = os.fstat(fd)
     if not stat.S_ISREG(facts.st_mode) or facts.st_uid != os.geteuid():
-        raise ConfigError(f"ipc://{path} is not a regular file of ours")
+        raise ConfigError(f"{path} is not a regular file of ours")
     start = os.pread(fd, _LONGEST, 0)
     if start and not start.startswith(b"mrdma://"):
-        raise ConfigError(f"ipc://{path} is a file with something else in it; it stays as it is")
+        raise ConfigError(f"{path} is a file with something else in it; it stays as it is")
 
 
 def _try_lock(fd: int, how: int) -> bool:

@@ -11,9 +11,10 @@ import socket
 from ... import config
 from ...errors import ConfigError
 from ...rdma.engine import check_options
+from ..runtime.proc import existing_proc
 from .worker_address import FileAddress, parse
 
-__all__ = ["ChannelTransport", "enable_transport"]
+__all__ = ["ChannelTransport", "be_found_by_other_hosts", "enable_transport"]
 
 
 class ChannelTransport(enum.Enum):
@@ -65,6 +66,13 @@ def enable_transport(transport: ChannelTransport | str) -> None:
         config.configure(**before)
         raise
     _enabled = wanted
+
+
+def be_found_by_other_hosts() -> None:
+    """Unless this process has begun already, or somebody has said where it listens, it does so on every address."""
+    listens = config.OPTIONS["listen_host"]
+    if existing_proc() is None and config.get("listen_host") == listens.default:
+        config.configure(**_options(ChannelTransport.TcpWithHostname))
 
 
 def _known(transport: object) -> ChannelTransport | str:

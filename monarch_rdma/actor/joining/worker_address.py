@@ -8,6 +8,7 @@
 | `tcp://eth0:port` | listens on this interface's address |
 | `ipc://path` | processes of this host: a file tells them where; the listener writes it |
 | `ipc://@name` | the same, the file being in this user's private directory |
+| `file://path` | processes of all hosts that see this file, on shared storage: the listener says there where it is |
 
 Between hosts everything goes through TLS, whatever the form; on one host through Unix sockets.
 """
@@ -27,7 +28,7 @@ __all__ = ["FileAddress", "TcpAddress", "WorkerAddress", "engine_address", "pars
 
 _PORTS_TRIED = 100  # for the engine's other socket, from the address's port on
 _EVERY = {"*": "0.0.0.0", "0.0.0.0": "0.0.0.0", "[::]": "::"}
-_FORMS = "tcp://host:port, tcp://dial_host:port@bind_host:port, ipc://path or ipc://@name"
+_FORMS = "tcp://host:port, tcp://dial_host:port@bind_host:port, ipc://path, ipc://@name or file://path"
 _HOST_AND_PORT = re.compile(r"(\[[0-9a-fA-F:.%\w]+\]|[^\s:/@?#\[\]]+):([0-9]+)")
 _ENGINE = "mrdma://"
 
@@ -65,10 +66,11 @@ class TcpAddress:
 
 @dataclass(frozen=True)
 class FileAddress:
-    """`path` of the file that tells where."""
+    """`path` of the file that tells where. `is_shared`: other hosts see it too."""
 
     text: str
     path: str
+    is_shared: bool = False
 
 
 WorkerAddress = TcpAddress | FileAddress
@@ -81,6 +83,10 @@ def parse(address: object) -> WorkerAddress:
     scheme, separator, rest = address.rpartition("://")
     if scheme == "ipc":
         return FileAddress(address, _path(address, rest))
+    if scheme == "file":
+        if not rest.startswith("/"):
+            raise ConfigError(f"address {address!r} names no file: it must be file:// and an absolute path")
+        return FileAddress(address, rest, is_shared=True)
     if not separator or scheme in ("tcp", "tls", "mrdma"):
         return _tcp(address, rest)
     raise ConfigError(f"address {address!r} has the form of {scheme}, which does not exist here; use {_FORMS}")

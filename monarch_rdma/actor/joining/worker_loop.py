@@ -6,7 +6,7 @@ import logging
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any
@@ -20,10 +20,11 @@ from ..hosting.host import HOST, start_agent
 from ..hosting.worker import leave, serve
 from ..runtime.proc import Proc, current_proc
 from .job_secret import check_ca, engine_of_job, job_secret
-from .rendezvous import Claim
+from .rendezvous import Claim, SharedClaim
+from .transport import be_found_by_other_hosts
 from .worker_address import FileAddress, TcpAddress, parse, port_of
 
-__all__ = ["run_worker_loop_forever", "run_worker_loop_until_shutdown", "start_worker_loop_forever"]
+__all__ = ["open_loop", "run_worker_loop_forever", "run_worker_loop_until_shutdown", "start_worker_loop_forever"]
 
 _log = logging.getLogger("monarch_rdma.actor")
 
@@ -36,8 +37,9 @@ def run_worker_loop_forever(
     Clients reach it with `attach_to_workers(workers=[address])`; several may use it at once. What a client started here
     ends when the client does; everything ends with this process, however that ends.
 
-    `address`: `tcp://host:port`, `tcp://dial_host:port@bind_host:port`, `tcp://*:port`, or for clients on the same host
-    `ipc://path`. `private_key`: the job secret, or the path of its file; by default what the options secret_file or
+    `address`: `tcp://host:port`, `tcp://dial_host:port@bind_host:port`, `tcp://*:port`, for clients on the same host
+    `ipc://path`, or `file://path` on storage that the clients' hosts share: then any port is taken, and the file says
+    which. `private_key`: the job secret, or the path of its file; by default what the options secret_file or
     secret_fd give. `ca`: Monarch's; "trust_all_connections" is accepted and means nothing.
 
     Processes that are started here listen on the same host address, at any port; the options port_min and port_max in
@@ -67,7 +69,7 @@ def start_worker_loop_forever(
     """
     check_ca(ca)
     secret = job_secret(private_key)
-    proc = _open(address, secret, ends_at_shutdown=False)
+    proc = open_loop(address, secret, ends_at_shutdown=False)
     ended: Future[None] = Future.pending()
 
     def end() -> None:
@@ -80,31 +82,42 @@ def start_worker_loop_forever(
 def _run(private_key: bytes | os.PathLike[str] | None, address: str, *, ends_at_shutdown: bool) -> None:
     secret = job_secret(private_key)
     with _signals_end_it():
-        proc = _open(address, secret, ends_at_shutdown)
+        proc = open_loop(address, secret, ends_at_shutdown)
         proc.client = None
         serve()
 
 
-def _open(address: str, secret: Secret, ends_at_shutdown: bool) -> Proc:
+def open_loop(
+    address: str | None, secret: Secret, ends_at_shutdown: bool, prepare: Callable[[Proc], None] | None = None
+) -> Proc:
+    """Makes this process the agent of its host. `address`: None listens where the options say. `prepare`: called with
+    this process's part in the actor layer before it is an agent.
+    """
+    if address is None:
+        return _serve_on(engine_of_job(secret), ends_at_shutdown, prepare)
     where = parse(address)
     if isinstance(where, FileAddress):
-        claim = Claim(where.path)
+        claim = SharedClaim(where.path) if where.is_shared else Claim(where.path)
+        if where.is_shared:
+            be_found_by_other_hosts()
         try:
-            proc = _serve_on(engine_of_job(secret), ends_at_shutdown)
+            proc = _serve_on(engine_of_job(secret), ends_at_shutdown, prepare)
             claim.tell(proc.address)
         except BaseException:
             claim.release()
             raise
         proc.at_close(claim.release)
     else:
-        proc = _serve_on(_listening(where, secret), ends_at_shutdown)
+        proc = _serve_on(_listening(where, secret), ends_at_shutdown, prepare)
     _log.info("worker loop at %s (%s)", address, proc.address)
     return proc
 
 
-def _serve_on(engine: Engine, ends_at_shutdown: bool) -> Proc:
+def _serve_on(engine: Engine, ends_at_shutdown: bool, prepare: Callable[[Proc], None] | None) -> Proc:
     proc = current_proc()
     assert proc.engine is engine, "both are this process's default engine"
+    if prepare is not None:
+        prepare(proc)
     if HOST not in proc.receivers:  # else it has used its own host already
         start_agent(proc, ends_at_shutdown=ends_at_shutdown)
     return proc
