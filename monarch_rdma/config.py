@@ -245,7 +245,7 @@ OPTIONS: dict[str, Option] = {
             "job_dir",
             str,
             "",
-            "Directory for the private files of jobs, which all their hosts see; \"\" = ~/.monarch_rdma/jobs.",
+            'Directory for the private files of jobs, which all their hosts see; "" = ~/.monarch_rdma/jobs.',
             is_absolute_path=True,
             engine=False,
         ),

@@ -218,7 +218,7 @@ def job_loads(data: bytes) -> JobTrait:
 
 
 def job_load(filename: PathLike = DEFAULT_JOB_PATH) -> JobTrait:
-    """The job that `dump` has written there. ConfigError where it cannot be read, others can write it, or it is none."""
+    """The job that `dump` has written there. ConfigError where it cannot be read, is not ours alone, or is no job."""
     path = os.fspath(filename)
     try:
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
