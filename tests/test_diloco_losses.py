@@ -14,7 +14,7 @@ from diloco_reference import Reference, Trainer, flat
 from members import Members, members
 
 LONG = os.environ.get("MONARCH_RDMA_TEST_ROUNDS") == "long"
-STEPS, EVERY = 20, 4
+STEPS, EVERY = 22, 4
 
 
 @pytest.fixture(scope="module")
