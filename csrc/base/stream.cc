@@ -18,6 +18,7 @@ namespace mr {
 namespace {
 
 constexpr int kMaxParts = IOV_MAX;
+constexpr int kRtoMaxMs = 44;  // TCP_RTO_MAX_MS, since Linux 6.15
 
 union FdMessage {  // aligned as the kernel wants it
   cmsghdr header;
@@ -337,6 +338,10 @@ void tune_tcp(int fd, double user_timeout) {
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   if (!(user_timeout > 0)) return;
   const double seconds = std::min(user_timeout, 86400.0);
+  // Kernels ask again after pauses that double: after a cut they would notice its end when it is that long ago, which
+  // is as good as a cut of twice the length.
+  set(IPPROTO_TCP, TCP_THIN_LINEAR_TIMEOUTS, 1);
+  set(IPPROTO_TCP, kRtoMaxMs, std::clamp(static_cast<int>(seconds * 1000 / 5), 1000, 120000));
   set(IPPROTO_TCP, TCP_USER_TIMEOUT, static_cast<int>(std::ceil(seconds * 1000)));
   // An idle connection is only asked now and then: where something is pending, heartbeats look closer.
   set(IPPROTO_TCP, TCP_KEEPIDLE, std::clamp(static_cast<int>(std::ceil(seconds)), 60, 32767));

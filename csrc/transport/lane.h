@@ -39,6 +39,7 @@ enum FrameType : uint16_t {
   kShmMap,
   kShmGone,
   kTcpFence = 200,
+  kTcpGone,
   kVerbsAsk = 300,  // see verbs_wire.h
   kVerbsRails,
   kVerbsOffer,

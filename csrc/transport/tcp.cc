@@ -18,11 +18,11 @@ void TcpLink::close_on_loop(const Status& why) {
 }
 
 void TcpLink::on_frame_on_loop(uint16_t type, Reader& in, std::vector<Fd>&, Reply&) {
-  if (type != kTcpFence) throw Error(MR_PROTOCOL, "unknown tcp frame " + std::to_string(type));
+  if (type != kTcpFence && type != kTcpGone) throw Error(MR_PROTOCOL, "unknown tcp frame " + std::to_string(type));
   const auto session = in.get<uint64_t>();
   const auto number = in.get<uint64_t>();
   in.end();
-  server_.fence(session, number);
+  type == kTcpFence ? server_.fence(session, number) : client_->lost_by_peer(session, number);
 }
 
 void TcpLink::put_fault_on_loop(const Fault& fault) {

@@ -241,6 +241,13 @@ void Client::broken(ClientSocket& socket, const Status& why) {
   });
 }
 
+// At the other end: ours may look as if it were open, and say nothing for ever.
+void Client::lost_by_peer(uint64_t session, uint64_t number) {
+  for (const auto& slot : slots_)
+    if (slot.socket && slot.socket->session == session && slot.socket->number == number)
+      return slot.socket->give_up(fail(MR_PEER_LOST, "the peer has lost its end of the data socket"));
+}
+
 void Client::bury(const std::shared_ptr<ClientSocket>& socket, const Status& why) {
   host_.count("tcp_sockets_lost", 1);
   slots_[socket->slot].socket.reset();

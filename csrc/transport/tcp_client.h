@@ -104,6 +104,7 @@ class Client : public std::enable_shared_from_this<Client> {
   // On the loop.
   void start(const OpRef& op);
   void stop(const OpRef& op);
+  void lost_by_peer(uint64_t session, uint64_t number);
   void close(const Status& why);
   void put_fault(const Fault& fault);
 

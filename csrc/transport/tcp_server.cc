@@ -169,7 +169,12 @@ void Server::put_fault(const Fault& fault) {
 }
 
 void Server::gone(const ServerSocket* socket) {
-  std::erase_if(sockets_, [socket](const auto& entry) { return entry.second.get() == socket; });
+  const auto found =
+      std::find_if(sockets_.begin(), sockets_.end(), [&](const auto& entry) { return entry.second.get() == socket; });
+  if (found == sockets_.end()) return;
+  // Who waits for bytes on the other end may never learn it from its kernel: nothing is on its way that could fail.
+  host_.send_on_loop(kTcpGone, Writer().put(found->first.first).put(found->first.second).take());
+  sockets_.erase(found);
 }
 
 }  // namespace mr::tcp

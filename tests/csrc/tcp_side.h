@@ -106,7 +106,15 @@ class TcpSide final : public TestHost, private Loop::Watcher {
   }
 
   // LinkHost
-  void send_on_loop(uint16_t, Bytes, const Fd*) override { throw Error(MR_CONFIG, "the tcp lane sends requests only"); }
+  void send_on_loop(uint16_t type, Bytes payload, const Fd*) override {
+    if (closed_) return;
+    other_->loop_.post([other = other_, type, payload = std::move(payload)] {
+      Reader in(payload);
+      std::vector<Fd> fds;
+      Reply none;
+      if (!other->closed_) other->link_->on_frame_on_loop(type, in, fds, none);
+    });
+  }
   void request_on_loop(uint16_t type, Bytes payload, std::function<void(Reply)> on_reply) override {
     count("requests", 1);
     other_->loop_.post([this, type, payload = std::move(payload), on_reply = std::move(on_reply)] {
@@ -176,6 +184,14 @@ class Proxy {
     poke();
     changed_.wait(guard, [&] { return !cut_; });
   }
+  // The same at the server's side only: the client hears nothing more, not even the end.
+  void cut_far_side() {
+    {
+      std::lock_guard guard(lock_);
+      half_ = true;
+    }
+    cut();
+  }
   // Flips a bit of byte `at` of each connection from now on.
   void corrupt(Direction direction, uint64_t at) {
     std::lock_guard guard(lock_);
@@ -230,8 +246,10 @@ class Proxy {
       uint64_t ignored;
       if (polled[0].revents != 0) (void)!::read(wake_.get(), &ignored, sizeof ignored);
       std::lock_guard guard(lock_);
+      if (cut_ && half_)
+        for (auto& connection : connections_list_) silent_.push_back(std::move(connection.ends[up]));
       if (cut_) connections_list_.clear();
-      cut_ = false;
+      cut_ = half_ = false;
       connections_list_.remove_if([this](Connection& connection) { return !move(connection); });
       if (polled[1].revents != 0) accept();
       changed_.notify_all();
@@ -296,7 +314,8 @@ class Proxy {
   std::list<Connection> connections_list_;
   uint64_t allowed_[2] = {kUnlimited, kUnlimited}, corrupt_[2] = {kUnlimited, kUnlimited};
   uint64_t connections_ = 0;
-  bool cut_ = false;
+  bool cut_ = false, half_ = false;
+  std::list<Fd> silent_;
   Bytes recorded_;
   std::thread thread_;
 };

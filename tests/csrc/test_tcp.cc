@@ -360,6 +360,21 @@ TEST(a_socket_that_breaks_is_fenced_and_its_parts_are_repeated) {
   }
 }
 
+TEST(who_waits_is_told_of_a_socket_that_only_the_owner_has_lost) {
+  TcpPair pair(with_sockets(2));
+  pair.begin();
+  Bytes owned = noise(64 * kMiB), here(owned.size());
+  const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
+  pair.proxy.allow(Proxy::down, 7 * kMiB);
+  const OpRef op = pair.user.read(region, 0, here.data(), here.size());
+  CHECK(pair.proxy.await_stall(Proxy::down));
+  pair.proxy.cut_far_side();
+  pair.proxy.allow(Proxy::down, Proxy::kUnlimited);
+  CHECK_EQ(TcpSide::wait(op), MR_OK);
+  CHECK(owned == here);
+  CHECK(op->retries >= 1);
+}
+
 TEST(a_part_that_breaks_its_socket_again_and_again_fails) {
   TcpPair pair;
   pair.begin();
