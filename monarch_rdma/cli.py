@@ -146,9 +146,39 @@ def _parser() -> argparse.ArgumentParser:
         "--target", metavar="PATTERN", default="*", help="processes that random faults hit [%(default)s]"
     )
     chaos.add_argument("--dry-run", action="store_true", help="print the plan and do nothing")
-    for subparser in (doctor, demo, worker, directory, stacks, top, debug, chaos):
+    k8s = commands.add_parser("k8s", help="what a job is to Kubernetes: `k8s render` prints its manifests")
+    render = k8s.add_subparsers(dest="k8s_command", metavar="COMMAND", required=True).add_parser(
+        "render", help="prints a job's manifests, to look at or for kubectl apply"
+    )
+    for subparser in (render, doctor, demo, worker, directory, stacks, top, debug, chaos):
         subparser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
+    _add_render_arguments(render)
     return parser
+
+
+def _add_render_arguments(render: argparse.ArgumentParser) -> None:
+    render.add_argument("--name", default="job", help="of the job, from which its objects' names are made [%(default)s]")
+    render.add_argument("--namespace", default="default", help="[%(default)s]")
+    render.add_argument(
+        "--mesh", metavar="NAME=PODS", action="append", default=[], help="a mesh; may be given again [hosts=1]"
+    )
+    render.add_argument("--image", help="of the pods; without it only what is for the client is printed")
+    render.add_argument("--gpu", metavar="KIND=N", help="GPUs for each pod, such as amd=8 or nvidia=8")
+    render.add_argument(
+        "--resource",
+        metavar="NAME=AMOUNT",
+        action="append",
+        default=[],
+        help="anything else for each pod, such as rdma/hca=1, cpu=32, memory=512Gi; may be given again",
+    )
+    render.add_argument("--shared-memory", metavar="SIZE", help="of /dev/shm, such as 64Gi")
+    render.add_argument("--host-network", action="store_true", help="the pods use their nodes' network")
+    render.add_argument("--user", metavar="NUMBER", type=_at_least(0), help="that the workers run as, not the image's")
+    render.add_argument("--workload", choices=("statefulset", "indexed_job", "monarchmesh"), default="statefulset")
+    render.add_argument("--kueue-queue", metavar="NAME", help="the pods wait in this queue of Kueue")
+    render.add_argument("--volcano-queue", metavar="NAME", help="the pods wait in this queue of Volcano")
+    render.add_argument("--rbac", action="store_true", help="also the role that the job's client needs")
+    render.add_argument("--json", action="store_true", help="print one JSON document instead of YAML")
 
 
 def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
@@ -188,6 +218,10 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
         from .tools import debug
 
         return debug.run(pid=arguments.pid, as_json=arguments.json)
+    if arguments.command == "k8s":
+        from .job.kubernetes import render
+
+        return render.run(arguments)
     if arguments.command == "chaos":
         return _run_chaos(arguments)
     from .demo import run as demo

@@ -23,6 +23,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import aiohttp.web
 import kmock
 import yaml
 
@@ -38,7 +39,6 @@ KINDS = {
 }
 _VERBS = {"get", "list", "watch", "create", "patch", "delete"}
 _uids = itertools.count(1)
-_hosts = itertools.count(2)
 
 
 def _is_chosen(manifest: dict[str, Any], params: Any) -> bool:
@@ -52,7 +52,14 @@ def _is_chosen(manifest: dict[str, Any], params: Any) -> bool:
 
 
 class _Server(kmock.KubernetesEmulator):
-    """With what kmock leaves out: selectors, uids, and garbage collection."""
+    """With what kmock leaves out: selectors, uids, logs (by pod), and refusals, as (status, reason, message) by method
+    and plural.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusals: dict[tuple[str, str], tuple[int, str, str]] = {}
+        self.logs: dict[str, str] = {}
 
     async def _serve_list(self, request: Any) -> Any:
         found = await super()._serve_list(request)
@@ -64,13 +71,21 @@ class _Server(kmock.KubernetesEmulator):
                 yield event
 
     async def _handle(self, request: Any) -> Any:
+        if request.resource is not None:
+            refusal = self.refusals.get((request.method.value.upper(), request.resource.plural))
+            if refusal is not None:
+                raise kmock.KubernetesError(*refusal)
+        if request.subresource == "log":
+            return aiohttp.web.Response(text=self.logs.get(request.name, ""))
         if request.action == kmock.action.CREATE and isinstance(request.data, dict):
             request.data["metadata"].setdefault("uid", f"uid-{next(_uids)}")
         return await super()._handle(request)
 
 
 class FakeCluster:
-    """`pods`: the processes that play them, by name. Every request goes through the API."""
+    """`pods`: the processes that play them, by name. `on_schedule`: may give a status to a pod that then never runs.
+    `labels_index`: whether a StatefulSet's pods have the label with their index, as from 1.28 on.
+    """
 
     def __init__(self, url: str, server: _Server, directory: Path) -> None:
         self.url, self.server, self.directory = url, server, directory
@@ -78,26 +93,27 @@ class FakeCluster:
         self.on_schedule: Callable[[dict[str, Any]], dict[str, Any] | None] = lambda pod: None
         self.labels_index = True
         self._wake, self._closing = threading.Condition(), False
-        self._addresses: dict[str, str] = {}
+        self._hosts = itertools.count(2)
         self.problem: BaseException | None = None
         self._thread = threading.Thread(target=self._control, name="fake-cluster", daemon=True)
         self._thread.start()
 
     def kubeconfig(self) -> str:
-        path = self.directory / "kubeconfig"
+        return self.write_kubeconfig(self.directory, self.url)
+
+    @staticmethod
+    def write_kubeconfig(directory: Path, url: str) -> str:
+        path = directory / "kubeconfig"
         context = {"cluster": "fake", "user": "me", "namespace": "team"}
-        path.write_text(
-            yaml.safe_dump(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Config",
-                    "current-context": "fake",
-                    "clusters": [{"name": "fake", "cluster": {"server": self.url}}],
-                    "users": [{"name": "me", "user": {"token": "let me in"}}],
-                    "contexts": [{"name": "fake", "context": context}],
-                }
-            )
-        )
+        kubeconfig = {
+            "apiVersion": "v1",
+            "kind": "Config",
+            "current-context": "fake",
+            "clusters": [{"name": "fake", "cluster": {"server": url}}],
+            "users": [{"name": "me", "user": {"token": "let me in"}}],
+            "contexts": [{"name": "fake", "context": context}],
+        }
+        path.write_text(yaml.safe_dump(kubeconfig))
         return str(path)
 
     def request(self, method: str, kind: str, name: str = "", body: Any = None, namespace: str = "team") -> Any:
@@ -112,23 +128,22 @@ class FakeCluster:
     def objects(self, kind: str) -> dict[str, dict[str, Any]]:
         return {each["metadata"]["name"]: each for each in self.request("GET", kind)["items"]}
 
-    def kill(self, pod: str) -> None:
-        """As if the pod was evicted: its process is killed and the pod deleted, so that it is replaced."""
-        self.pods[pod].kill()
-        self.pods[pod].wait()
-        self._tell(pod, {"phase": "Failed", "reason": "Evicted", "message": "the node was low on memory"})
-        self.request("DELETE", "Pod", pod)
-        self.poke()
+    def evict(self, pod: str) -> None:
+        """Its process is killed and the pod deleted, so that it is replaced by another one elsewhere."""
+        self.delete("Pod", pod)
+        process = self.pods.pop(pod)
+        process.kill()
+        process.wait()
+
+    def delete(self, kind: str, name: str) -> None:
+        """As by somebody with kubectl."""
+        self.request("DELETE", kind, name)
 
     def warn(self, name: str, reason: str, message: str) -> None:
         """An event about an object."""
         event = {"apiVersion": "v1", "kind": "Event", "type": "Warning", "reason": reason, "message": message}
         metadata = {"name": f"{name}.{next(_uids)}", "namespace": "team"}
         self.request("POST", "Event", body={**event, "metadata": metadata, "involvedObject": {"name": name}})
-
-    def poke(self) -> None:
-        with self._wake:
-            self._wake.notify_all()
 
     def close(self) -> None:
         with self._wake:
@@ -145,7 +160,8 @@ class FakeCluster:
         try:
             while True:
                 with self._wake:
-                    if self._closing or self._wake.wait(0.1) and self._closing:
+                    self._wake.wait(0.1)
+                    if self._closing:
                         return
                 self._round()
         except BaseException as error:
@@ -189,7 +205,10 @@ class FakeCluster:
                 labels["apps.kubernetes.io/pod-index"] = str(index)
             annotations = {"batch.kubernetes.io/job-completion-index": str(index)} if kind == "Job" else {}
             if kind == "MonarchMesh":
-                labels |= {"app.kubernetes.io/name": "monarch-worker", "monarch.pytorch.org/mesh-name": metadata["name"]}
+                labels |= {
+                    "app.kubernetes.io/name": "monarch-worker",
+                    "monarch.pytorch.org/mesh-name": metadata["name"],
+                }
             yield {
                 "apiVersion": "v1",
                 "kind": "Pod",
@@ -198,21 +217,25 @@ class FakeCluster:
             }
 
     def _start(self, pod: dict[str, Any], secrets: dict[str, dict[str, Any]]) -> None:
+        if ("POST", "pods") in self.server.refusals:
+            return
         self.request("POST", "Pod", body=pod)
         name = pod["metadata"]["name"]
         status = self.on_schedule(pod)
         if status is not None:
             self._tell(name, status)
             return
-        self._run(name, pod, secrets, restarts=0)
+        self._run(name, pod, secrets, ip=f"127.0.1.{next(self._hosts)}", restarts=0)
 
     def _restart(self, name: str, pod: Any, code: int, secrets: Any, known: Any) -> None:
         """The container's, in its pod."""
         count = known["status"]["containerStatuses"][0]["restartCount"] + 1
-        self._run(name, pod, secrets, restarts=count, last={"terminated": {"exitCode": code, "reason": "Error"}})
+        ip, exit_code = known["status"]["podIP"], code if code >= 0 else 128 - code
+        self._run(
+            name, pod, secrets, ip=ip, restarts=count, last={"terminated": {"exitCode": exit_code, "reason": "Error"}}
+        )
 
-    def _run(self, name: str, pod: Any, secrets: Any, *, restarts: int, last: Any = None) -> None:
-        ip = self._addresses.setdefault(name, f"127.0.1.{next(_hosts)}")
+    def _run(self, name: str, pod: Any, secrets: Any, *, ip: str, restarts: int, last: Any = None) -> None:
         spec, container = pod["spec"], pod["spec"]["containers"][0]
         environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(self.directory)}
         for variable in container.get("env", ()):

@@ -75,8 +75,8 @@ class Cluster:
                 self._load_file(config, kubeconfig)
         except config.ConfigException as error:
             raise ConfigError(
-                f"there is no access to a Kubernetes cluster: {error}; run where `kubectl get pods` works, set KUBECONFIG "
-                "or kubeconfig=..., or run the client as a pod with a service account"
+                f"there is no access to a Kubernetes cluster: {error}; run where `kubectl get pods` works, set "
+                "KUBECONFIG or kubeconfig=..., or run the client as a pod with a service account"
             ) from error
         self._pool = client.ApiClient(self._configuration).rest_client.pool_manager
 
@@ -94,6 +94,12 @@ class Cluster:
         config.load_kube_config(config_file=path, client_configuration=self._configuration)
         _, active = config.list_kube_config_contexts(config_file=path)
         self.namespace = active.get("context", {}).get("namespace") or "default"
+
+    def close(self) -> None:
+        """Its connections. It can be used again."""
+        for key in list(self._pool.pools.keys()):
+            self._pool.pools[key].close()
+        self._pool.clear()
 
     @property
     def server(self) -> str:

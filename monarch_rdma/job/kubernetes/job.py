@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 from typing import Any
 
 from ...actor.joining.rendezvous import SharedClaim, read_shared
+from ...actor.runtime.proc import current_proc
 from ...errors import ConfigError, PeerLost
 from ...rdma.secret import Secret, configured_secret
 from ..scheduled import Launch, ScheduledJob
@@ -60,7 +61,7 @@ class KubernetesJob(ScheduledJob):
 
         `name`: what the objects are called after, by default made up. `workload`: "statefulset"; "indexed_job", whose
         pods are given back when nobody uses them (`idle_timeout`); "monarchmesh", a resource of Monarch's operator.
-        `kueue_queue`, `volcano_queue`: the queue in which the pods wait, all together. `meshes`: as `add_mesh` makes them.
+        `kueue_queue`, `volcano_queue`: where the pods wait, all together. `meshes`: as `add_mesh` makes them.
         """
         super().__init__({"none": 1}, idle_timeout=idle_timeout)
         self._meshes = {}
@@ -94,8 +95,8 @@ class KubernetesJob(ScheduledJob):
         labels: Mapping[str, str] | None = None,
         annotations: Mapping[str, str] | None = None,
     ) -> None:
-        """A mesh of `num_replicas` pods. `image_spec` or `pod_template` (a PodTemplateSpec with a worker of its own in its
-        first container) makes them; without either, pods that are there are found by `label_selector`.
+        """A mesh of `num_replicas` pods. `image_spec` or `pod_template` (a PodTemplateSpec with a worker of its own in
+        its first container) makes them; without either, pods that are there are found by `label_selector`.
 
         `pod_rank_label`: the label of found pods that has their rank; without it the number at the end of their name
         counts. `port`: where the workers listen. `labels`, `annotations`: of the pods and of what makes them. Raises
@@ -122,7 +123,9 @@ class KubernetesJob(ScheduledJob):
         if mesh.name in self._meshes:
             raise ConfigError(f"the job has a mesh {mesh.name!r} already")
         if self._attach_to is not None and mesh.is_made:
-            raise ConfigError(f"mesh {mesh.name!r} is to be made, but attach_to uses what is there: leave one of them out")
+            raise ConfigError(
+                f"mesh {mesh.name!r} is to be made, but attach_to uses what is there: leave one of them out"
+            )
         if self._job.name:
             check_name("name", self._job.object_name(mesh))
         self._job = replace(self._job, meshes=(*self._job.meshes, mesh))
@@ -150,6 +153,13 @@ class KubernetesJob(ScheduledJob):
     # --- the scheduler
 
     def _submit(self, launch: Launch) -> dict[str, Any]:
+        try:
+            return self._create_or_find(launch)
+        except BaseException:
+            self._disconnect()
+            raise
+
+    def _create_or_find(self, launch: Launch) -> dict[str, Any]:
         if launch.client:
             raise ConfigError(
                 "KubernetesJob runs no client_script; run the program in a pod of its own, with the rights that "
@@ -177,7 +187,7 @@ class KubernetesJob(ScheduledJob):
         try:
             owner = self._cluster.create(secret)
             made.append(secret)
-            for manifest in manifests(job, owner, launch):
+            for manifest in manifests(job, owner, idle=launch.idle, linger=launch.linger):
                 self._cluster.create(manifest)
                 made.append(manifest)
         except BaseException:
@@ -190,8 +200,8 @@ class KubernetesJob(ScheduledJob):
         data = (found or {}).get("data", {}).get(SECRET_KEY)
         if data is None:
             raise ConfigError(
-                f"there is no job {job.name!r} to attach to in namespace {job.namespace!r}: Secret {secret_name(job)} is "
-                "not there"
+                f"there is no job {job.name!r} to attach to in namespace {job.namespace!r}: Secret {secret_name(job)} "
+                "is not there"
             )
         launch.folder.secret_file.unlink()
         Secret(base64.b64decode(data)).write_file(launch.folder.secret_file)
@@ -217,12 +227,18 @@ class KubernetesJob(ScheduledJob):
     def _kill(self) -> None:
         if self._makes:
             super()._kill()
-            return
-        watch, self._watch = self._watch, None  # the pods are not ours: they stay, without what we have started there
+        else:
+            self._detach()
+        self._disconnect()
+
+    def _detach(self) -> None:
+        """The pods are not ours: they stay, without what we have started there."""
+        watch, self._watch = self._watch, None
         if watch is not None:
             watch.forget()
             for mesh in watch.meshes.values():
-                mesh.stop()
+                current_proc().host_watch.discard_hosts(mesh._chosen())
+                mesh._agents().part.options(timeout=_LEAVING).call_living(current_proc().address).wait(_LEAVING)
         self.folder.remove()
 
     def _state(self, timeout: float | None) -> JobState:
@@ -287,6 +303,11 @@ class KubernetesJob(ScheduledJob):
             self._connection = Cluster(self._kubeconfig)
         return self._connection
 
+    def _disconnect(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            connection.close()
+
     @property
     def _applied_job(self) -> JobSpec:
         return self._named(self.facts["name"], self.facts["namespace"])
@@ -334,7 +355,9 @@ class KubernetesJob(ScheduledJob):
 
     def _take_addresses(self, mesh: MeshSpec, pods: list[Pod]) -> int:
         """Writes down where the workers of pods that are ready listen, for who attaches, also again; how many."""
-        ready = [(rank, pod) for rank, pod in current(pods, mesh.pod_rank_label, mesh.num_replicas).items() if is_ready(pod)]
+        ready = [
+            (rank, pod) for rank, pod in current(pods, mesh.pod_rank_label, mesh.num_replicas).items() if is_ready(pod)
+        ]
         for rank, pod in ready:
             path = self.folder.agent_address(mesh.name, rank, is_shared=True).removeprefix("file://")
             address = f"mrdma://{address_of(pod, mesh.port)}"

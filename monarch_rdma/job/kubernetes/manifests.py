@@ -7,12 +7,9 @@ import copy
 import math
 import shlex
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 from ...errors import ConfigError
-from ..folder import JobFolder
-from ..scheduled import Launch
 from .spec import ImageSpec, JobSpec, MeshSpec
 
 __all__ = ["SECRET_KEY", "Manifest", "manifests", "secret_manifest", "secret_name"]
@@ -42,15 +39,18 @@ def secret_manifest(job: JobSpec, secret: bytes) -> Manifest:
     }
 
 
-def manifests(job: JobSpec, owner: Mapping[str, Any] | None = None, launch: Launch | None = None) -> list[Manifest]:
+def manifests(
+    job: JobSpec, owner: Mapping[str, Any] | None = None, *, idle: float = math.inf, linger: float = math.inf
+) -> list[Manifest]:
     """All objects of a job but its secret, in the order in which they are created.
 
-    `owner`: the secret as it was created, with its uid; None for manifests that are applied by hand. `launch`: how long
-    pods stay that nobody uses, where they can be given back.
+    `owner`: the secret as it was created, with its uid; None for manifests that are applied by hand. `idle`, `linger`:
+    seconds without any client, at first and later, after which pods end; of an Indexed Job, which does not start them
+    again.
     """
-    idle, linger = (launch.idle, launch.linger) if launch and job.workload == "indexed_job" else (math.inf, math.inf)
-    inside = Launch(JobFolder(Path(_SECRET_DIRECTORY)), (), idle, linger)
-    made = [manifest for mesh in job.meshes if mesh.is_made for manifest in _of_mesh(job, mesh, inside)]
+    limits = {"--idle": idle, "--linger": linger} if job.workload == "indexed_job" else {}
+    more = [text for name, value in limits.items() if value < math.inf for text in (name, f"{value:g}")]
+    made = [manifest for mesh in job.meshes if mesh.is_made for manifest in _of_mesh(job, mesh, more)]
     if owner is not None:
         reference = {
             "apiVersion": "v1",
@@ -63,8 +63,8 @@ def manifests(job: JobSpec, owner: Mapping[str, Any] | None = None, launch: Laun
     return made
 
 
-def _of_mesh(job: JobSpec, mesh: MeshSpec, launch: Launch) -> list[Manifest]:
-    template = _pod_template(job, mesh, launch)
+def _of_mesh(job: JobSpec, mesh: MeshSpec, more: list[str]) -> list[Manifest]:
+    template = _pod_template(job, mesh, more)
     if job.workload == "monarchmesh":  # its operator makes the Service
         return [_monarch_mesh(job, mesh, template)]
     workload = _stateful_set(job, mesh, template) if job.workload == "statefulset" else _job(job, mesh, template)
@@ -153,9 +153,9 @@ def _pod_group(job: JobSpec, mesh: MeshSpec) -> Manifest:
     }
 
 
-def _pod_template(job: JobSpec, mesh: MeshSpec, launch: Launch) -> Manifest:
+def _pod_template(job: JobSpec, mesh: MeshSpec, more: list[str]) -> Manifest:
     image = mesh.image_spec
-    template = _template_of_image(image, mesh, launch) if image else _template_as_given(mesh)
+    template = _template_of_image(image, mesh, more) if image else _template_as_given(mesh)
     metadata, spec = template["metadata"], template["spec"]
     labels = {**mesh.labels, **metadata.get("labels", {})}
     if job.workload != "monarchmesh":  # its operator has labels of its own
@@ -175,11 +175,11 @@ def _pod_template(job: JobSpec, mesh: MeshSpec, launch: Launch) -> Manifest:
     return template
 
 
-def _template_of_image(image: ImageSpec, mesh: MeshSpec, launch: Launch) -> Manifest:
+def _template_of_image(image: ImageSpec, mesh: MeshSpec, more: list[str]) -> Manifest:
     container: Manifest = {
         "name": "worker",
         "image": image.image,
-        "command": ["sh", "-c", _worker_command(launch.agent(image.python, "--address", f"tcp://*:{mesh.port}", secret="-"))],
+        "command": ["sh", "-c", _worker_command(image, mesh.port, more)],
         "env": [
             {"name": "MONARCH_RDMA_ADVERTISE_HOST", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             *({"name": name, "value": str(value)} for name, value in image.env.items()),
@@ -219,12 +219,13 @@ def _template_of_image(image: ImageSpec, mesh: MeshSpec, launch: Launch) -> Mani
     return {"metadata": {}, "spec": spec}
 
 
-def _worker_command(agent: list[str]) -> str:
+def _worker_command(image: ImageSpec, port: int, more: list[str]) -> str:
     """The secret comes on standard input: its file belongs to root, also where the worker runs as somebody else.
 
     The limit of locked memory is raised as far as it goes: a container inherits what its runtime was started with.
     """
     limit = 'ulimit -l unlimited 2>/dev/null || ulimit -l "$(ulimit -H -l)"'
+    agent = [image.python, "-m", "monarch_rdma.job.agent", "--secret", "-", "--address", f"tcp://*:{port}", *more]
     return f"{limit}; exec {shlex.join(agent)} <{_SECRET_PATH}"
 
 

@@ -1,4 +1,4 @@
-"""What a pod is to a job, read from what the API says of it: which host of its mesh, where it is, what ails it. Pure."""
+"""What a pod is to a job, read from what the API says of it: which host of its mesh, where, what ails it. Pure."""
 
 from __future__ import annotations
 

@@ -12,8 +12,8 @@ __all__ = ["rbac_manifests"]
 def rbac_manifests(job: JobSpec, account: str | None = None) -> list[Manifest]:
     """For a client that runs as the ServiceAccount `account` (by default named after the job).
 
-    Attaching needs to see pods, and why they do not start. Only a job that makes pods may also make and delete objects,
-    of the kinds that it uses; names cannot be restricted where objects are created.
+    Attaching needs to see pods, why they do not start, and the job's secret. Only a client that makes the pods may also
+    make objects, of the kinds that it uses; it may delete those of this job's name alone.
     """
     name = account or f"{job.name}-client"
     metadata = {"name": name, "namespace": job.namespace}
@@ -38,24 +38,26 @@ def rbac_manifests(job: JobSpec, account: str | None = None) -> list[Manifest]:
 
 
 def _rules(job: JobSpec) -> list[Manifest]:
+    makes = any(mesh.is_made for mesh in job.meshes)
     rules = [
-        _rule(["pods"], "", ["list"]),
-        _rule(["pods/log"], "", ["get"]),
-        _rule(["events"], "", ["list"]),
+        _rule("", "pods", ["list"]),
+        _rule("", "pods/log", ["get"]),
+        _rule("", "events", ["list"]),
+        _rule("", "secrets", ["get", "delete"] if makes else ["get"], [secret_name(job)]),
     ]
-    if not any(mesh.is_made for mesh in job.meshes):
+    if not makes:
         return rules
-    workload = RESOURCES[WORKLOAD_KINDS[job.workload]]
-    rules.append(_rule([workload.plural], workload.group, ["create", "get", "delete"]))
-    rules.append(_rule(["secrets"], "", ["create"]))
-    rules.append(_rule(["secrets"], "", ["get", "delete"]) | {"resourceNames": [secret_name(job)]})
-    if job.workload != "monarchmesh":
-        rules.append(_rule(["services"], "", ["create", "delete"]))
-    if job.volcano_queue:
-        group = RESOURCES["PodGroup"]
-        rules.append(_rule([group.plural], group.group, ["create", "delete"]))
+    names = [job.object_name(mesh) for mesh in job.meshes if mesh.is_made]
+    kinds = ["Secret", WORKLOAD_KINDS[job.workload]]
+    kinds += ["Service"] if job.workload != "monarchmesh" else []
+    kinds += ["PodGroup"] if job.volcano_queue else []
+    for resource in (RESOURCES[kind] for kind in kinds):
+        rules.append(_rule(resource.group, resource.plural, ["create"]))  # of any name: names are not known to it then
+        if resource.plural != "secrets":
+            rules.append(_rule(resource.group, resource.plural, ["get", "delete"], names))
     return rules
 
 
-def _rule(resources: list[str], group: str, verbs: list[str]) -> Manifest:
-    return {"apiGroups": [group], "resources": resources, "verbs": verbs}
+def _rule(group: str, resource: str, verbs: list[str], names: list[str] | None = None) -> Manifest:
+    rule: Manifest = {"apiGroups": [group], "resources": [resource], "verbs": verbs}
+    return rule | ({"resourceNames": names} if names else {})

@@ -2,48 +2,22 @@
 
 from __future__ import annotations
 
+import argparse
 import json
-import sys
 from collections.abc import Sequence
-from typing import Any, TextIO
 
 from ...errors import ConfigError
 from .manifests import SECRET_KEY, Manifest, manifests, secret_name
 from .rbac import rbac_manifests
 from .spec import ImageSpec, JobSpec, MeshSpec, check_mesh_name, check_name
 
-__all__ = ["add_arguments", "run"]
+__all__ = ["run"]
 
 _GPUS = {"amd": "amd.com/gpu", "nvidia": "nvidia.com/gpu"}
 
 
-def add_arguments(parser: Any) -> None:
-    parser.add_argument("--name", default="job", help="of the job, from which its objects' names are made [%(default)s]")
-    parser.add_argument("--namespace", default="default", help="[%(default)s]")
-    parser.add_argument(
-        "--mesh", metavar="NAME=PODS", action="append", default=[], help="a mesh; may be given again [hosts=1]"
-    )
-    parser.add_argument("--image", help="of the pods; without it only what is for the client is printed")
-    parser.add_argument("--gpu", metavar="KIND=N", help="GPUs for each pod, such as amd=8 or nvidia=8")
-    parser.add_argument(
-        "--resource",
-        metavar="NAME=AMOUNT",
-        action="append",
-        default=[],
-        help="anything else for each pod, such as rdma/hca=1, cpu=32, memory=512Gi; may be given again",
-    )
-    parser.add_argument("--shared-memory", metavar="SIZE", help="of /dev/shm, such as 64Gi")
-    parser.add_argument("--host-network", action="store_true", help="the pods use their nodes' network")
-    parser.add_argument("--user", metavar="NUMBER", type=int, help="that the workers run as, instead of the image's")
-    parser.add_argument("--workload", choices=("statefulset", "indexed_job", "monarchmesh"), default="statefulset")
-    parser.add_argument("--kueue-queue", metavar="NAME", help="the pods wait in this queue of Kueue")
-    parser.add_argument("--volcano-queue", metavar="NAME", help="the pods wait in this queue of Volcano")
-    parser.add_argument("--rbac", action="store_true", help="also the role that the job's client needs")
-    parser.add_argument("--json", action="store_true", help="print one JSON document instead of YAML")
-
-
-def run(arguments: Any, out: TextIO | None = None) -> int:
-    """Prints what `arguments` ask for. Never the job's secret. Raises ConfigError."""
+def run(arguments: argparse.Namespace) -> int:
+    """Prints what the arguments of the command ask for. Never the job's secret. Raises ConfigError."""
     check_name("--name", arguments.name)
     job = JobSpec(
         arguments.name,
@@ -58,11 +32,11 @@ def run(arguments: Any, out: TextIO | None = None) -> int:
     found = [*(rbac_manifests(job) if arguments.rbac else ()), *manifests(job)]
     if not found:
         raise ConfigError("there is nothing to print: give --image for pods, --rbac for the client's role, or both")
-    print(_text(job, found, as_json=arguments.json), end="", file=out or sys.stdout)
+    print(_text(job, found, as_json=arguments.json), end="")
     return 0
 
 
-def _meshes(arguments: Any) -> list[MeshSpec]:
+def _meshes(arguments: argparse.Namespace) -> list[MeshSpec]:
     resources = dict(_pair("--resource", each) for each in arguments.resource)
     if arguments.gpu:
         kind, count = _pair("--gpu", arguments.gpu)
@@ -108,7 +82,8 @@ def _text(job: JobSpec, found: Sequence[Manifest], *, as_json: bool) -> str:
         head = (
             f"# The pods need the job's secret, which is made once and never printed:\n"
             f"#   python -c \"from monarch_rdma.rdma import Secret; Secret.generate().write_file('job.secret')\"\n"
-            f"#   kubectl -n {job.namespace} create secret generic {secret_name(job)} --from-file={SECRET_KEY}=job.secret\n"
+            f"#   kubectl -n {job.namespace} create secret generic {secret_name(job)} "
+            f"--from-file={SECRET_KEY}=job.secret\n"
         )
     body: str = yaml.safe_dump_all(found, sort_keys=False, explicit_start=True, default_flow_style=False)
     return head + body

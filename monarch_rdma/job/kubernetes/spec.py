@@ -35,8 +35,8 @@ class ImageSpec:
     `shared_memory_size`: of /dev/shm, such as "64Gi"; without it the container runtime's (64 MiB mostly), which is too
     little for large tensors in shared memory. `host_network`: the node's own network, one pod a node.
     `lock_memory`: the capability IPC_LOCK, which RDMA cards need to pin memory; None: where `resources` has an RDMA
-    device. `run_as_user`: user number, instead of the image's. `env`: of the worker and of what it starts. `python`: the
-    image's Python that has monarch_rdma.
+    device. `run_as_user`: user number, instead of the image's. `env`: of the worker and of what it starts.
+    `python`: the one of the image that has monarch_rdma.
     """
 
     image: str
