@@ -157,7 +157,9 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _add_render_arguments(render: argparse.ArgumentParser) -> None:
-    render.add_argument("--name", default="job", help="of the job, from which its objects' names are made [%(default)s]")
+    render.add_argument(
+        "--name", default="job", help="of the job, from which its objects' names are made [%(default)s]"
+    )
     render.add_argument("--namespace", default="default", help="[%(default)s]")
     render.add_argument(
         "--mesh", metavar="NAME=PODS", action="append", default=[], help="a mesh; may be given again [hosts=1]"

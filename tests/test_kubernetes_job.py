@@ -80,9 +80,8 @@ def answers(guests: Any) -> list[int] | None:
         return None
 
 
-@pytest.mark.parametrize("workload", ["indexed_job", "monarchmesh"])
-def test_pods_attach_answer_and_are_given_back(cluster: FakeCluster, client: Faults, workload: str) -> None:
-    job = job_of(workload=workload)
+def test_pods_attach_answer_and_are_given_back(cluster: FakeCluster, client: Faults) -> None:
+    job = job_of(workload="indexed_job")
     hosts = job.state().trainers
     assert hosts.sizes == {"hosts": 2}
     assert len(set(hosts.spawn_procs({"gpus": 2}).spawn("guests", Guest).pid.call().get(LIMIT).values())) == 4
@@ -111,24 +110,23 @@ def test_a_pod_that_is_replaced_attaches_again(cluster: FakeCluster, client: Fau
 
 
 def test_a_container_that_is_started_again_attaches_again(cluster: FakeCluster, client: Faults) -> None:
-    job = job_of(1)
+    job = KubernetesJob(timeout=LIMIT, workload="monarchmesh")
+    job.add_mesh("trainers", 1, image_spec=IMAGE)
     with Recording() as events:
         guests = job.state().trainers.spawn_procs(**PATIENT).spawn("guests", Guest)
         before = answers(guests)
-        cluster.pods["exp-trainers-0"].kill()
+        cluster.pods["trainers-0"].kill()
         wait_until(lambda: answers(guests) not in (None, before), "nothing came back")
         wait_until(lambda: "exit code 137" in job.status().message, "the status does not tell")
         wait_until(lambda: any("exit code 137" in each.fields.get("message", "") for each in events.events), "no event")
         job.kill()
 
 
-@pytest.mark.parametrize("kind", ["StatefulSet", "Secret"])
-def test_a_job_that_somebody_deletes_has_ended(cluster: FakeCluster, client: Faults, kind: str) -> None:
-    """The secret owns the rest."""
+def test_a_job_that_somebody_deletes_has_ended(cluster: FakeCluster, client: Faults) -> None:
     job = job_of(1)
     guests = job.state(cached_path=None).trainers.spawn_procs().spawn("guests", Guest)
     assert answers(guests)
-    cluster.delete(kind, {"StatefulSet": "exp-trainers", "Secret": "exp-secret"}[kind])
+    cluster.delete("StatefulSet", "exp-trainers")
     failures = {failure.kind: failure for failure in (client.next(), client.next())}
     assert failures.keys() == {"process", "job"}
     assert "StatefulSet exp-trainers was deleted" in failures["job"].message

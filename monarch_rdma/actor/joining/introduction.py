@@ -125,4 +125,4 @@ def _dialled(address: str) -> str:
     where = parse(address)
     if not isinstance(where, FileAddress):
         return where.dial
-    return rendezvous.read_shared(where.path) if where.is_shared else rendezvous.read(where.path)
+    return _dialled(rendezvous.read_shared(where.path) if where.is_shared else rendezvous.read(where.path))

@@ -119,7 +119,7 @@ class Cluster:
                 return None
             raise
 
-    def list(self, kind: str, namespace: str, **query: str) -> dict[str, Any]:
+    def find(self, kind: str, namespace: str, **query: str) -> dict[str, Any]:
         """`query`: labelSelector, fieldSelector."""
         return self._json("GET", RESOURCES[kind].path(namespace), f"list {kind}s", query=query)
 

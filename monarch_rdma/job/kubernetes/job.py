@@ -64,7 +64,7 @@ class KubernetesJob(ScheduledJob):
         `kueue_queue`, `volcano_queue`: where the pods wait, all together. `meshes`: as `add_mesh` makes them.
         """
         super().__init__({"none": 1}, idle_timeout=idle_timeout)
-        self._meshes = {}
+        self._meshes = {}  # add_mesh() says which
         if attach_to is not None:
             check_name("attach_to", attach_to)
         if name is not None:
@@ -265,8 +265,9 @@ class KubernetesJob(ScheduledJob):
         message += [each.words for each in told]
         if self._has_run:
             message += [words for found in pods.values() for pod in found if (words := history_of(pod))]
-        phase = "running" if self._has_run else "queued"
-        return JobStatus(phase, "; ".join(message), told[0].advice if told else "", names)
+        return JobStatus(
+            "running" if self._has_run else "queued", "; ".join(message), told[0].advice if told else "", names
+        )
 
     def _raise_if_over(self, status: JobStatus, cause: BaseException | None = None) -> None:
         """Also where waiting is in vain; then nothing is left in the cluster."""
@@ -320,7 +321,7 @@ class KubernetesJob(ScheduledJob):
 
     def _pods(self, job: JobSpec, mesh: MeshSpec) -> list[Pod]:
         selector = job.selector(mesh, is_attached=self._attach_to is not None)
-        found: list[Pod] = self._cluster.list("Pod", job.namespace, labelSelector=selector)["items"]
+        found: list[Pod] = self._cluster.find("Pod", job.namespace, labelSelector=selector)["items"]
         return found
 
     def _ending(self, job: JobSpec, has_pods: bool) -> str:
@@ -345,7 +346,7 @@ class KubernetesJob(ScheduledJob):
         found.sort(key=lambda ailment: not ailment.is_final)
         if len(pods) < mesh.num_replicas and mesh.is_made:
             about = f"involvedObject.name={job.object_name(mesh)}"
-            found += event_ailments(self._cluster.list("Event", job.namespace, fieldSelector=about)["items"])
+            found += event_ailments(self._cluster.find("Event", job.namespace, fieldSelector=about)["items"])
         if not found and not pods:
             selector = job.selector(mesh, is_attached=self._attach_to is not None)
             queue = job.kueue_queue or job.volcano_queue

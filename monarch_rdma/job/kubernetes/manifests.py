@@ -242,7 +242,9 @@ def _template_as_given(mesh: MeshSpec) -> Manifest:
 
 def _give_secret(job: JobSpec, spec: Manifest) -> Manifest:
     """Mounts it into the worker: the container of that name, or the first one. The container."""
-    worker = next((each for each in spec["containers"] if each.get("name") == "worker"), spec["containers"][0])
+    worker: Manifest = next(
+        (each for each in spec["containers"] if each.get("name") == "worker"), spec["containers"][0]
+    )
     mode = 0o440 if spec.get("securityContext", {}).get("fsGroup") else 0o400
     secret = {"secretName": secret_name(job), "defaultMode": mode, "items": [{"key": SECRET_KEY, "path": SECRET_KEY}]}
     spec.setdefault("volumes", []).append({"name": "job-secret", "secret": secret})
