@@ -413,6 +413,7 @@ class HostMesh(_ProcessMesh):
         max_restarts: int | None = 3,
         within: float = 5.0,
         backoff: Backoff | None = None,
+        preload: Sequence[str] = (),
     ) -> ProcMesh:
         """Starts processes on every host, `per_host` (such as `{"gpus": 8}`; one process by default); waits for them.
 
@@ -420,7 +421,8 @@ class HostMesh(_ProcessMesh):
         `cpunodebind`, `membind`, `physcpubind`, `cpus`. `bootstrap_command`: as `default_bootstrap_cmd()`, or a
         function from the process's Point to one. `env`: variables that differ from this program's; None removes one.
         `cwd`: working directory. `threads`: of OpenMP, MKL and torch in each. `gpus_per_proc`: how many GPUs each
-        process sees, counted from the first on. `timeout`: seconds for all of it.
+        process sees, counted from the first on. `timeout`: seconds for all of it. `preload`: modules that take long to
+        import, and start no threads: processes that have the same ones are forked with them already imported.
 
         `restart`: what becomes of a process that ends, "always", "transient" (started again unless its exit code is 0)
         or "never" (until `replace`); docs/supervision.md tells of this and of `strategy`, `max_restarts`, `within` and
@@ -446,6 +448,7 @@ class HostMesh(_ProcessMesh):
             gpus_per_proc,
             timeout,
             restarts,
+            preload,
         )
 
     @property

@@ -139,6 +139,7 @@ def spawn_on_hosts(
     gpus_per_proc: int | None,
     timeout: float,
     restarts: Restarts | None,
+    preload: Sequence[str] = (),
 ) -> ProcMesh:
     """See HostMesh.spawn_procs."""
     if per_host is not None and not isinstance(per_host, Mapping):
@@ -153,9 +154,11 @@ def spawn_on_hosts(
         raise ConfigError(f"proc_bind has {len(proc_bind)} entries, but must have one for each of {count} processes")
     if name is not None and not (isinstance(name, str) and re.fullmatch("[!-~]{0,200}", name)):
         raise ConfigError(f"name is {name!r:.300}, but must be up to 200 printable ASCII characters without spaces")
+    if isinstance(preload, str) or not all(isinstance(module, str) and module for module in preload):
+        raise ConfigError(f"preload is {preload!r:.300}, but must be a sequence of module names")
     name = name or f"procs{next(_names)}"
     proc = current_proc()
-    preload = (*_PRELOAD, *(_PRELOAD_WITH_TORCH if "torch" in sys.modules else ()))
+    modules = (*_PRELOAD, *(_PRELOAD_WITH_TORCH if "torch" in sys.modules else ()), *preload)
     offer_controllers(proc)
     payload = seed(bootstrap)
     orders = []
@@ -173,7 +176,7 @@ def spawn_on_hosts(
             if gpus_per_proc is None
             else range(local * gpus_per_proc, (local + 1) * gpus_per_proc),
         )
-        orders.append(Order(spec, command.python, preload, restarts is not None))
+        orders.append(Order(spec, command.python, modules, restarts is not None))
     spawning = Spawning(name, hosts, tuple(orders), proc.client or proc.address, timeout)
     owner = context().actor_instance.owner_reference
     if restarts is None:

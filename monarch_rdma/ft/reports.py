@@ -1,0 +1,62 @@
+"""What a training tells whoever watches it: plain values, sent through a port. Times are of time.time()."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+__all__ = ["Decided", "Healed", "Report", "Stepped", "Synchronised", "TrainersStarted"]
+
+
+@dataclass(frozen=True)
+class Report:
+    at: float
+    replica: int
+
+
+@dataclass(frozen=True)
+class TrainersStarted(Report):
+    """The replica's trainers are there. `life`: counts those of this replica."""
+
+    life: int
+
+
+@dataclass(frozen=True)
+class Healed(Report):
+    """State was read from peers. `seconds`: that it took. `rounds`: synchronisations that are in it."""
+
+    life: int
+    rounds: int
+    seconds: float
+    bytes: int
+    peers: int
+
+
+@dataclass(frozen=True)
+class Stepped(Report):
+    """`step`: within the round, from 1."""
+
+    life: int
+    rounds: int
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True)
+class Synchronised(Report):
+    """`members`: replicas that took part; `contributed`: steps of each in this round. `total`: steps of all so far."""
+
+    life: int
+    rounds: int
+    members: tuple[int, ...]
+    contributed: tuple[int, ...]
+    total: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Decided(Report):
+    """What is done about a failure: "trainers", "replica", "allocation" are started again, or it is "given up"."""
+
+    what: str
+    delay: float
+    reason: str
