@@ -1,4 +1,97 @@
 """Fault-tolerant training: semi-synchronous replicas that come and go, and heal from each other without checkpoints.
 
-docs/fault-tolerance.md tells how.
+```python
+from monarch_rdma.ft import TrainingPlan, train
+
+def recipe(place, cohort):                        # in each trainer's process
+    trainer = Trainer(config, shard=place.replica)
+    return Training(trainer.step, DiLoCo(trainer.model, cohort, every=20, heals={"trainer": trainer}))
+
+train(TrainingPlan(recipe, steps=8000, replicas=4, trainers=2), watch=print)
+```
+
+docs/fault-tolerance.md tells how it works and what is lost when.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from .recovery import GiveUp, Recover, Recovery, RecoveryPolicy, Rung
+from .reports import Decided, Healed, Report, Stepped, Synchronised, TrainersStarted
+from .training import Averaging, Place, Recipe, Training, TrainingPlan
+
+if TYPE_CHECKING:
+    from .cohort import Cohort, FixedCohort, GroupCohort
+    from .diloco import DiLoCo, nesterov
+    from .exchange import Exchange, GroupExchange, ProcessGroupExchange
+    from .lighthouse import Lighthouse
+    from .local_sgd import LocalSGD
+    from .orchestrator import Allocator, Ended, OnThisHost, Orchestrator, Replica, train
+    from .replica_actor import ReplicaActor, ReplicaFailed
+    from .replica_cohort import ReplicaCohort
+    from .semi_synchronous import Round, Stateful
+    from .trainer_actor import TrainerActor
+
+__all__ = [
+    "Allocator",
+    "Averaging",
+    "Cohort",
+    "Decided",
+    "DiLoCo",
+    "Ended",
+    "Exchange",
+    "FixedCohort",
+    "GiveUp",
+    "GroupCohort",
+    "GroupExchange",
+    "Healed",
+    "Lighthouse",
+    "LocalSGD",
+    "OnThisHost",
+    "Orchestrator",
+    "Place",
+    "ProcessGroupExchange",
+    "Recipe",
+    "Recover",
+    "Recovery",
+    "RecoveryPolicy",
+    "Replica",
+    "ReplicaActor",
+    "ReplicaCohort",
+    "ReplicaFailed",
+    "Report",
+    "Round",
+    "Rung",
+    "Stateful",
+    "Stepped",
+    "Synchronised",
+    "TrainerActor",
+    "TrainersStarted",
+    "Training",
+    "TrainingPlan",
+    "nesterov",
+    "train",
+]
+
+# What needs torch is imported when it is used.
+_WITH_TORCH = {
+    "cohort": ("Cohort", "FixedCohort", "GroupCohort"),
+    "diloco": ("DiLoCo", "nesterov"),
+    "exchange": ("Exchange", "GroupExchange", "ProcessGroupExchange"),
+    "lighthouse": ("Lighthouse",),
+    "local_sgd": ("LocalSGD",),
+    "orchestrator": ("Allocator", "Ended", "OnThisHost", "Orchestrator", "Replica", "train"),
+    "replica_actor": ("ReplicaActor", "ReplicaFailed"),
+    "replica_cohort": ("ReplicaCohort",),
+    "semi_synchronous": ("Round", "Stateful"),
+    "trainer_actor": ("TrainerActor",),
+}
+_MODULE_OF = {name: module for module, names in _WITH_TORCH.items() for name in names}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_MODULE_OF[name]}", __name__), name)

@@ -30,7 +30,7 @@ from ..supervision.events import emit
 from ..supervision.membership import MembershipOptions
 from .lighthouse import Lighthouse
 from .recovery import GiveUp, Recovery, RecoveryPolicy, Rung
-from .replica_actor import ReplicaActor
+from .replica_actor import ReplicaActor, in_a_line
 from .reports import Decided, Report
 from .training import PRELOAD, TrainingPlan
 
@@ -46,7 +46,7 @@ class Allocator(Protocol):
     """Where replicas run. A job gives each some hosts, and others when it is asked again."""
 
     def allocate(self, replica: int) -> HostMesh:
-        """Hosts for a replica. It may take minutes: it is called on a thread of its own. Raises where there are none."""
+        """Hosts for a replica. It may take minutes: it is called on a thread of its own. Raises where it has none."""
         ...
 
     def release(self, replica: int, hosts: HostMesh) -> None:
@@ -84,7 +84,9 @@ class Replica:
             if self.hosts is None:
                 self.hosts = await asyncio.to_thread(allocator.allocate, self.number)
             leader = self.hosts.flatten("host").slice(host=slice(0, 1)) if len(self.hosts) > 1 else self.hosts
-            self.procs = await asyncio.to_thread(leader.spawn_procs, name=f"replica{self.number}", threads=1, preload=PRELOAD)
+            self.procs = await asyncio.to_thread(
+                leader.spawn_procs, name=f"replica{self.number}", threads=1, preload=PRELOAD
+            )
         except Exception as error:
             raise _NoHosts(f"replica {self.number} cannot be started: {error}") from error
         return self.procs.spawn("replica", ReplicaActor, plan, self.number, self.hosts, policy)
@@ -137,7 +139,7 @@ class Orchestrator(Actor):
         """Returns when the training is done. Raises RdmaError where all replicas were given up."""
         coordination = await self._lighthouse.coordination.call_one()
         replicas = [Replica(number, Recovery(self._policy)) for number in range(self._plan.replicas)]
-        tasks = {asyncio.ensure_future(self._keep(replica, coordination)): replica for replica in replicas}
+        tasks = {asyncio.create_task(self._keep(replica, coordination)): replica for replica in replicas}
         given_up: dict[int, str] = {}
         done: list[int] = []
         try:
@@ -153,7 +155,7 @@ class Orchestrator(Actor):
         return Ended(tuple(sorted(done)), given_up)
 
     async def _wait_for_the_first(
-        self, tasks: dict[asyncio.Future[None], Replica], done: list[int], given_up: dict[int, str]
+        self, tasks: dict[asyncio.Task[None], Replica], done: list[int], given_up: dict[int, str]
     ) -> None:
         left = set(tasks)
         while left and not done:
@@ -165,7 +167,7 @@ class Orchestrator(Actor):
                 else:
                     given_up[tasks[task].number] = str(error)
 
-    async def _end(self, tasks: dict[asyncio.Future[None], Replica], replicas: list[Replica]) -> None:
+    async def _end(self, tasks: dict[asyncio.Task[None], Replica], replicas: list[Replica]) -> None:
         for call in self._calls.values():
             call.cancel()
         for task in tasks:
@@ -177,7 +179,7 @@ class Orchestrator(Actor):
     async def _keep(self, replica: Replica, coordination: CoordinationId) -> None:
         """Until the training is done. Raises RdmaError where the replica is given up."""
         while True:
-            failed = Rung.REPLICA
+            failed, problem = Rung.REPLICA, ""
             try:
                 actor = await replica.start(self._plan, self._allocator, self._policy)
                 call = actor.train.call_one(self._lighthouse, coordination, self._watcher, replica.lives)
@@ -185,26 +187,31 @@ class Orchestrator(Actor):
                 await call
                 return
             except _NoHosts as error:
-                failed, problem = Rung.ALLOCATION, error
+                failed, problem = Rung.ALLOCATION, in_a_line(error)
             except (RdmaError, ActorError, SupervisionError) as error:
-                problem = error
+                problem = in_a_line(error)
             if self._is_over:
                 raise RdmaError("it was lost when the training was done")
             decision = replica.recovery.failed(failed, time.monotonic())
             what = "given up" if isinstance(decision, GiveUp) else decision.rung.name.lower()
             delay = 0.0 if isinstance(decision, GiveUp) else decision.delay
-            reason = (str(problem) or type(problem).__name__).splitlines()[0]
-            self._tell(Decided(time.time(), replica.number, what, delay, reason))
+            self._tell(Decided(time.time(), replica.number, what, delay, problem))
             await replica.end()
             replica.lives += _LIVES_OF_A_REPLICA
             if isinstance(decision, GiveUp):
-                raise RdmaError(f"{decision.reason}; last: {reason}")
+                raise RdmaError(f"{decision.reason}; last: {problem}")
             if decision.rung is Rung.ALLOCATION:
                 await replica.let_go(self._allocator)
             await asyncio.sleep(decision.delay)
 
     def _tell(self, decided: Decided) -> None:
-        emit("replica.decided", replica=decided.replica, decision=decided.what, delay=decided.delay, reason=decided.reason)
+        emit(
+            "replica.decided",
+            replica=decided.replica,
+            decision=decided.what,
+            delay=decided.delay,
+            reason=decided.reason,
+        )
         if self._watcher is not None:
             self._watcher.send(decided)
 
@@ -232,7 +239,10 @@ def train(
     running = orchestrator.run.call_one()
     try:
         _watch(running, receiver, watch)
-        return running.get()
+        ended: Ended = running.get()
+        return ended
+    except ActorError as error:
+        raise error.exception from error
     finally:
         running.cancel()
         orchestrator.stop().get()

@@ -1,6 +1,6 @@
-"""State that peers read while this one trains on: a copy, renewed at each synchronisation, read one-sided by who joins.
+"""State that peers read while this one trains on: a copy, renewed after each round, read one-sided by who joins.
 
-Offers are found at the engine of who makes them, by its address alone.
+Offers are found at the engine of who makes them, by its address alone. So is how far it is since then.
 """
 
 from __future__ import annotations
@@ -16,15 +16,16 @@ from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
 from ..errors import ConfigError, PeerLost, RdmaError, TransferTimeout, VersionChanged
-from ..rdma import Engine, empty
+from ..rdma import Engine, RDMABuffer, empty
 from ..rdma.names import look_up, publish, unpublish
 from ..sharding import Reader
 from ..sharding import publish as offer_tensors
 from ..sharding.offer import Offer
 
-__all__ = ["Fetched", "PeerState", "fetch_state"]
+__all__ = ["Fetched", "PeerState", "fetch_state", "progress_of"]
 
 _NAME = "ft/state"
+_PROGRESS = "ft/progress"
 _SPARE = 64 << 10  # bytes: by how much what is no tensor may grow
 _LOOK = 2.0  # seconds that a peer may take to say what it offers
 _PAUSE = 0.01
@@ -57,9 +58,16 @@ class PeerState:
             self._held, _NAME, version=version, rank=replica, ranks=max(replicas, replica + 1), engine=engine
         )
         publish(engine, _NAME, self._publication.offer.to_bytes())
+        self._progress = empty((2,), dtype=torch.int64, engine=engine).copy_(torch.tensor([version, 0]))
+        self._buffer = RDMABuffer(self._progress, access="read", engine=engine)
+        publish(engine, _PROGRESS, self._buffer.to_bytes())
+
+    def set_progress(self, steps: int) -> None:
+        """Since the state that is offered."""
+        self._progress[1] = steps
 
     def renew(self, state: dict[str, Any], version: int) -> None:
-        """A later version. Readers wait meanwhile, and begin again. ConfigError where the state has other tensors than at first."""
+        """A later version. Readers wait meanwhile, and begin again. ConfigError where the tensors are other ones."""
         spare = self._held[_REST].numel()
         fresh = _packed(state, spare)
         if {key: tensor.shape for key, tensor in fresh.items()} != {key: t.shape for key, t in self._held.items()}:
@@ -67,19 +75,22 @@ class PeerState:
         with self._publication.update(version):
             for key, held in self._held.items():
                 held.copy_(fresh[key])
+        self._progress.copy_(torch.tensor([version, 0]))
 
     def close(self) -> None:
-        unpublish(self._engine, _NAME)
+        for name in (_NAME, _PROGRESS):
+            unpublish(self._engine, name)
         self._publication.close()
+        self._buffer.drop().get()
 
 
 def fetch_state(
-    like: dict[str, Any], peers: Sequence[str], engine: Engine, *, at_least: int, timeout: float
+    like: dict[str, Any], peers: Sequence[str], engine: Engine, *, at_least: int, waits: bool = False, timeout: float
 ) -> Fetched:
     """The newest state that the engines at these addresses offer, from all that have it, a part from each.
 
-    `like`: a state of the same structure. Raises PeerLost where none of them offers this version or a later one,
-    TransferTimeout.
+    `like`: a state of the same structure. Raises PeerLost where none of them offers this version or a later one, unless
+    `waits` for it; TransferTimeout.
     """
     begin, problem = time.monotonic(), "no peer is known"
     offers = []
@@ -91,8 +102,10 @@ def fetch_state(
     while offers:
         try:
             return _fetched(like, offers, engine, at_least, begin, timeout)
-        except _NothingYet:
-            raise
+        except _NothingYet as error:
+            problem = str(error)
+            if not waits:
+                raise
         except (PeerLost, VersionChanged) as error:
             problem = str(error)
             offers = [offer for offer in offers if offer.rank in _versions([offer], engine)]
@@ -100,6 +113,25 @@ def fetch_state(
             raise TransferTimeout(f"the state of no peer could be read in {timeout:g} s: {problem}", operation="heal")
         time.sleep(_PAUSE)
     raise PeerLost(f"none of {len(peers)} peers offers its state: {problem}", operation="heal")
+
+
+def progress_of(peers: Sequence[str], engine: Engine, version: int) -> int:
+    """How many steps the furthest of these engines' trainers has done since the state of that version; -1 where one of
+    them has a later state already.
+    """
+    furthest = 0
+    for address in peers:
+        try:
+            buffer = RDMABuffer.from_bytes(look_up(engine, address, _PROGRESS, _LOOK), engine=engine)
+            found = torch.empty(2, dtype=torch.int64)
+            buffer.read_into(found, timeout=_LOOK).get()
+        except (ConfigError, RdmaError):  # it is gone, or has none: it is no measure
+            continue
+        if found[0] > version:
+            return -1
+        if found[0] == version:
+            furthest = max(furthest, int(found[1]))
+    return furthest
 
 
 def _fetched(
@@ -138,7 +170,7 @@ _REST = "rest"  # what is no tensor, pickled, its length first
 
 def _packed(state: dict[str, Any], spare: int | None = None) -> dict[str, torch.Tensor]:
     """`spare`: size in bytes of what is no tensor, or None for what it needs now and some more."""
-    leaves, structure = pytree.tree_flatten(state)
+    leaves = pytree.tree_leaves(state)
     tensors = {str(i): _local(leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
     rest = pickle.dumps([None if str(i) in tensors else leaf for i, leaf in enumerate(leaves)])
     data = len(rest).to_bytes(8, "little") + rest

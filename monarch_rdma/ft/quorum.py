@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import pickle
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 
@@ -25,7 +25,7 @@ from .training import Place
 
 __all__ = ["Inside", "Meeting", "Quorum", "Standing", "SyncFailed"]
 
-_FORM_TIMEOUT = 15.0  # seconds from a new epoch to its group; a member that hangs gives way to the next epoch
+T = TypeVar("T")
 
 
 class SyncFailed(RdmaError):
@@ -63,13 +63,14 @@ class Inside:
 
 class Standing(NamedTuple):
     """What a replica brings to a meeting. `is_fresh`: its state is its own beginning, that nobody else has. `steps`:
-    since its last synchronisation. `total`: of all replicas, up to that.
+    since its last synchronisation. `total`: of all replicas, up to that. `base`: a checksum of what they started from.
     """
 
     is_fresh: bool
     rounds: int
     steps: int
     total: int
+    base: int = 0
 
     @property
     def order(self) -> tuple[bool, int]:
@@ -106,16 +107,26 @@ class Meeting:
         return self.rank not in self.ahead
 
     @property
+    def rounds(self) -> int:
+        """Of the state that counts."""
+        return self.standings[self.ahead[0]].rounds
+
+    @property
+    def is_of_one_base(self) -> bool:
+        """Whether those whose state counts have the same."""
+        return len({self.standings[rank].base for rank in self.ahead}) == 1
+
+    @property
     def contributed(self) -> tuple[int, ...]:
         """Steps of each that count: what is done from another state is lost."""
         ahead = self.ahead
         return tuple(standing.steps if rank in ahead else 0 for rank, standing in enumerate(self.standings))
 
     @property
-    def share(self) -> float:
-        """Of this replica in the mean."""
+    def weight(self) -> float:
+        """Of this replica in the mean: 1 where all have done as many steps."""
         total = sum(self.contributed)
-        return self.contributed[self.rank] / total if total else 1 / len(self.replicas)
+        return self.contributed[self.rank] * len(self.replicas) / total if total else 1.0
 
 
 class Quorum:
@@ -151,14 +162,14 @@ class Quorum:
 
     def come(self) -> None:
         """Asks to be taken in. Others do so at the end of their round; work goes on meanwhile."""
-        if self._place.rank == 0:
+        if self._place.rank != 0:
+            return
+        if self._membership is None:
             name, about = f"replica{self._place.replica}", (self._place.replica, self._addresses)
             self._membership = Membership(self._coordination, name, metadata=about)
-            self._entering = self._membership.enter()
-
-    def is_awaited(self) -> bool:
-        """Whether the others have come to the end of their round, and wait for this one, which they have not met."""
-        return bool(self._inside.share(self._entering is not None and self._entering.done()))
+        else:
+            self._give_up_epoch(self._membership)
+        self._entering = self._membership.enter()
 
     def meet(self, standing: Standing) -> Meeting:
         """Who takes part in what comes now, and where each of them stands. Returns on all of them, or none.
@@ -179,19 +190,19 @@ class Quorum:
                 return meeting
             self.give_up(problem or "another trainer of this replica could not go on")
 
-    def average(self, tensors: Sequence[torch.Tensor]) -> None:
-        """The mean over the replicas of the last meeting, each with the weight of its steps. SyncFailed."""
+    def run(self, exchange: Callable[[Group, Meeting], T]) -> T:
+        """Does something in the group of the last meeting, on all ranks of this replica or on none. SyncFailed."""
         assert self._meeting is not None and self._group is not None, "meet first"
         moment("synchronisation")
         problem = ""
         try:
-            for tensor in tensors:
-                self._sum(tensor.mul_(self._meeting.share), self._group)
+            result = exchange(self._group, self._meeting)
         except RdmaError as error:
             problem = str(error) or type(error).__name__
         if not self._inside.all(not problem):
             self.give_up(problem or "another trainer of this replica could not go on")
             raise SyncFailed(f"the synchronisation has failed: {self._broken}")
+        return result
 
     def give_up(self, reason: str) -> None:
         """The next meeting is in another epoch; whoever waits for this one in the old one goes there too."""
@@ -213,17 +224,10 @@ class Quorum:
 
     # --- inside
 
-    def _sum(self, tensor: torch.Tensor, group: Group) -> None:
-        if tensor.device.type == "cpu":
-            return group.all_reduce(tensor, timeout=self._timeout)
-        host = tensor.to("cpu")
-        group.all_reduce(host, timeout=self._timeout)
-        tensor.copy_(host)
-
     def _led(self) -> Epoch | None:
         """For rank 0: the epoch to go on in, None for the one that it is in. Those of all replicas decide alike."""
         assert self._membership is not None, "come first"
-        if self._group is not None and not self._broken:
+        if self._group is not None and not self._broken and self._entering is None:
             assert self._epoch is not None
             changes = torch.tensor([int(not self._membership.is_in(self._epoch))])
             try:
@@ -232,10 +236,15 @@ class Quorum:
                 self._broken = str(error) or type(error).__name__
             if not self._broken and not changes:
                 return None
-        current = self._membership.epoch
-        if self._epoch is not None and current is not None and current.id == self._epoch.id:
-            self._membership.give_up(self._broken or "a replica has come or is lost")
+        if self._entering is None:
+            self._give_up_epoch(self._membership)
         return self._entered(self._membership)
+
+    def _give_up_epoch(self, membership: Membership) -> None:
+        """The one that this replica was in, where it still is: so that another one follows."""
+        current = membership.epoch
+        if self._epoch is not None and current is not None and current.id == self._epoch.id:
+            membership.give_up(self._broken or "a replica has come or is lost")
 
     def _entered(self, membership: Membership) -> Epoch:
         entering = self._entering if self._entering is not None else membership.enter()
@@ -260,7 +269,7 @@ class Quorum:
         self._epoch, self._broken = epoch, ""
         members = [addresses[self._place.rank] for _, addresses in epoch.metadata]
         name = f"ft/{epoch.id.term}.{epoch.id.number}/{self._place.rank}"
-        self._group = Group.form(members, name=name, engine=self._engine, timeout=_FORM_TIMEOUT)
+        self._group = Group.form(members, name=name, engine=self._engine, timeout=self._timeout)
         if self._is_closed:
             self._group.close()
 

@@ -7,7 +7,7 @@ import time
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..actor import Actor, ActorMesh, Channel, HostMesh, MeshFailure, Port, ProcMesh, endpoint
+from ..actor import Actor, ActorError, ActorMesh, Channel, HostMesh, MeshFailure, Port, ProcMesh, endpoint
 from ..actor.membership import CoordinationId
 from ..errors import RdmaError
 from .recovery import GiveUp, Recovery, RecoveryPolicy, Rung
@@ -15,7 +15,7 @@ from .reports import Decided, Report, TrainersStarted
 from .trainer_actor import Assembly, TrainerActor
 from .training import PRELOAD, TrainingPlan
 
-__all__ = ["ReplicaActor", "ReplicaFailed"]
+__all__ = ["ReplicaActor", "ReplicaFailed", "in_a_line"]
 
 
 class ReplicaFailed(RdmaError):
@@ -50,9 +50,11 @@ class ReplicaActor(Actor):
             except Exception as error:
                 decision = self._recovery.failed(Rung.TRAINERS, time.monotonic())
                 if isinstance(decision, GiveUp) or decision.rung is not Rung.TRAINERS:
-                    raise ReplicaFailed(f"replica {self._replica}: its trainers have failed too often: {error}") from error
+                    raise ReplicaFailed(
+                        f"replica {self._replica}: its trainers have failed too often: {error}"
+                    ) from error
                 if watcher is not None:
-                    watcher.send(Decided(time.time(), self._replica, "trainers", decision.delay, _first_line(error)))
+                    watcher.send(Decided(time.time(), self._replica, "trainers", decision.delay, in_a_line(error)))
                 await self._end_trainers()
                 await asyncio.sleep(decision.delay)
 
@@ -71,14 +73,13 @@ class ReplicaActor(Actor):
         port = await first(trainers).serve_store.call_one(host)
         if watcher is not None:
             watcher.send(TrainersStarted(time.time(), self._replica, self._lives))
-        ended, receiver = Channel.open()
+        ended, receiver = Channel[int].open()
         assembly = Assembly(
             plan, self._replica, self._lives, lighthouse, coordination, addresses, (host, port), watcher
         )
         await trainers.start.call(assembly, ended)
-        for _ in addresses:
+        for _ in addresses:  # who has ended stays: another replica may still have to read its state
             await receiver.recv()
-        await self._end_trainers()
 
     def _per_host(self) -> int:
         return self._plan.trainers // max(1, len(self._hosts))
@@ -94,6 +95,8 @@ def first(trainers: ActorMesh[Any]) -> Any:
     return trainers.flatten("rank").slice(rank=0)
 
 
-def _first_line(error: BaseException) -> str:
+def in_a_line(error: BaseException) -> str:
+    """What has failed, without how it was called."""
+    while isinstance(error, ActorError) and error.exception is not None:
+        error = error.exception
     return (str(error) or type(error).__name__).splitlines()[0]
-

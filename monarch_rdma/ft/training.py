@@ -1,43 +1,44 @@
-"""What a TrainerActor drives, and where it stands. A model, its optimiser and its data are in a `Training`; who else
-trains, who is lost and how state is healed are not its business.
+"""What a TrainerActor drives, and where it stands. Who else trains, who is lost and how state is healed is a matter of
+the cohort, not of the model, its optimiser and its data.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ConfigError
 
 if TYPE_CHECKING:
-    from torch import Tensor
+    from .cohort import Cohort
 
-__all__ = ["PRELOAD", "Average", "Place", "Recipe", "Training", "TrainingPlan"]
+__all__ = ["PRELOAD", "Averaging", "Place", "Recipe", "Training", "TrainingPlan"]
 
 # What all processes of a training have imported when they are forked.
 PRELOAD = ("torch.distributed.tensor", "torch._dynamo", "monarch_rdma.ft.trainer_actor")
-Average = Callable[[Sequence["Tensor"]], None]
 
 
-class Training(Protocol):
-    """The part of one trainer. All ranks of a replica call the same in the same order."""
+class Averaging(Protocol):
+    """What makes replicas one, such as DiLoCo or LocalSGD on the cohort that the recipe was given."""
 
-    def step(self) -> float:
-        """One step of this replica by itself; returns its loss. Its ranks may use torch.distributed among each other."""
-        ...
+    steps: int
 
-    def sync(self, average: Average) -> None:
-        """Makes all replicas one. `average(tensors)` replaces contiguous tensors by their mean over the replicas, in
-        place and on all of them alike. Where it raises, this one has to raise too, and be as before: it is called again.
-        """
-        ...
+    def join(self) -> bool: ...
 
-    def state_dict(self) -> dict[str, Any]:
-        """All that a new replica needs to go on from here. The same tensors, of the same shapes, at all times."""
-        ...
+    def step(self) -> Any: ...
 
-    def load_state_dict(self, state: dict[str, Any]) -> None: ...
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True)
+class Training:
+    """The part of one trainer. `step`: one step of this replica by itself, inner optimiser included; returns its loss.
+    All ranks of a replica call it alike, and may use torch.distributed among each other. `averaging`: is told of each.
+    """
+
+    step: Callable[[], float]
+    averaging: Averaging
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,14 @@ class Place:
     ranks: int
 
 
-Recipe = Callable[[Place], Training]
+Recipe = Callable[[Place, "Cohort"], Training]
 
 
 @dataclass(frozen=True)
 class TrainingPlan:
-    """`recipe`: makes the Training of a place, in the trainer's process, torch.distributed being initialised there.
-    `steps`: of all replicas together, after which training ends: who is missing is made up for. `sync_every`: steps of
-    a replica from one synchronisation to the next. `backend`: of torch.distributed among a replica's trainers.
+    """`recipe`: makes the Training of a place on a cohort, in the trainer's process, where torch.distributed is
+    initialised with the ranks of the replica. `steps`: of all replicas together, after which training ends: so who is
+    missing for a while is made up for. `backend`: of torch.distributed among a replica's trainers.
     `trainer_env`, `threads`, `gpus_per_proc`: of the trainers' processes. `sync_timeout`: seconds that replicas wait
     for each other in a synchronisation; longer than one may be behind. `quorum_timeout`: that one which comes waits for
     the others to end their round, or for enough of them to be there.
@@ -67,7 +68,6 @@ class TrainingPlan:
     steps: int
     replicas: int = 4
     trainers: int = 2
-    sync_every: int = 20
     backend: str = "cpu:monarch_rdma"
     sync_timeout: float = 120.0
     quorum_timeout: float = 600.0
@@ -76,12 +76,12 @@ class TrainingPlan:
     trainer_env: Mapping[str, str | None] | None = None
 
     def __post_init__(self) -> None:
-        for name in ("steps", "replicas", "trainers", "sync_every"):
+        for name in ("steps", "replicas", "trainers"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool) or value < 1:
                 raise ConfigError(f"{name} is {value!r}, but must be an integer of at least 1")
         if not callable(self.recipe):
-            raise ConfigError(f"recipe is {self.recipe!r}, but must make a Training of a Place")
+            raise ConfigError(f"recipe is {self.recipe!r}, but must make a Training of a place and a cohort")
         for name in ("sync_timeout", "quorum_timeout"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:

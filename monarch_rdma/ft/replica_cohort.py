@@ -1,0 +1,221 @@
+"""A cohort of replicas that come and go, each of one or more trainers: what semi-synchronous training sees of them.
+
+Whoever comes reads the state of the others before its first step, while they train on, and is at the same step of the
+round as they are. Whoever missed the end of a round reads it as well.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import logging
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..actor import ActorMesh
+from ..collectives.group import Group
+from ..errors import ConfigError, RdmaError
+from ..rdma import Engine
+from .cohort import Offering
+from .contribution import Contribution
+from .exchange import GroupExchange, mean_of
+from .peer_state import PeerState, fetch_state, progress_of
+from .quorum import Inside, Meeting, Quorum, Standing, SyncFailed
+from .reports import Healed, Report, Synchronised
+from .training import Place
+
+__all__ = ["ReplicaCohort"]
+
+_HEAL_TIMEOUT = 60.0  # seconds
+_ASK_TIMEOUT = 10.0
+_ARRIVALS = 3  # times that state is looked for on arrival: those that train may just be changing
+_log = logging.getLogger("monarch_rdma.ft")
+
+
+class ReplicaCohort:
+    """One trainer's end. A Cohort; all ranks of a replica call the same in the same order."""
+
+    def __init__(
+        self,
+        place: Place,
+        life: int,
+        quorum: Quorum,
+        inside: Inside,
+        lighthouse: ActorMesh[Any],
+        engine: Engine,
+        *,
+        timeout: float,
+        tell: Callable[[Report], None] = lambda report: None,
+    ) -> None:
+        self.rounds = 0
+        self.names: tuple[Any, ...] = ()
+        self.total = 0  # steps of all replicas, up to the last round
+        self.ahead = 0  # steps that the others were ahead in the round, on arrival
+        self._steps = 0  # of this replica, since then
+        self._place, self._life = place, life
+        self._quorum, self._inside, self._lighthouse, self._engine = quorum, inside, lighthouse, engine
+        self._timeout, self._tell = timeout, tell
+        self._is_fresh = True
+        self._offer: PeerState | None = None
+        self._state: Callable[[], Any] = dict
+        self._load: Callable[[Any], None] = lambda state: None
+
+    # --- for the training
+
+    def serve(self, state: Callable[[], Any], load: Callable[[Any], None]) -> None:
+        """As Cohort.serve."""
+        self._state, self._load = state, load
+
+    def join(self) -> bool:
+        """As Cohort.join. Who comes while others train does not wait for them, and begins where they are: `ahead`."""
+        self._offer_state()
+        while True:
+            if self._has_healed_on_arrival():
+                self._offer_state()
+                self._quorum.come()
+                return True
+            self._quorum.come()
+            meeting = self._quorum.meet(self._standing())
+            if meeting.is_founding and (not meeting.is_behind or self._has_healed(_addresses(meeting), at_least=0)):
+                self._is_fresh = False
+                self._offer_state()
+                return meeting.is_behind
+            self._quorum.give_up("it begins with the state of the others")
+
+    def stepped(self) -> int:
+        """After each step of this replica; how many those of this round are."""
+        self._steps += 1
+        if self._offer is not None:
+            self._offer.set_progress(self._steps)
+        return self._steps
+
+    def average(self, offering: Offering) -> Tensor | None:
+        """As Cohort.average. A replica has the weight of its steps in this round."""
+        begin = time.monotonic()
+        while True:
+            meeting = self._quorum.meet(self._standing(offering.base))
+            if not meeting.is_of_one_base:
+                raise ConfigError("replicas have different parameters after the same round: their recipes differ")
+            brought = _nothing(offering) if meeting.is_behind else offering
+            try:
+                mean = self._quorum.run(partial(self._mean, brought))
+            except SyncFailed:
+                continue
+            if not meeting.is_behind:
+                self._completed(meeting, time.monotonic() - begin)
+                return mean
+            if self._has_healed(_addresses(meeting), at_least=meeting.rounds + 2, waits=True):
+                self.names = meeting.replicas
+                self._offer_state()
+                return None
+            self._quorum.give_up("the state of the others could not be read")
+
+    def attend(self) -> None:
+        """Who is left behind reads what it has missed from the others, when it meets them again."""
+
+    def boundary(self) -> None:
+        """What the others may read is renewed."""
+        self._offer_state()
+
+    def leave(self) -> None:
+        """All is done. What is offered stays: one may still have to read it."""
+        self._quorum.leave("all is done")
+
+    def close(self) -> None:
+        self.leave()
+        if self._offer is not None:
+            self._offer.close()
+            self._offer = None
+
+    # --- a round
+
+    def _standing(self, base: int = 0) -> Standing:
+        return Standing(self._is_fresh, self.rounds, self._steps, self.total, base)
+
+    def _mean(self, offering: Offering, group: Group, meeting: Meeting) -> Tensor:
+        contribution = _weighted(offering.contribution, meeting.weight)
+        return mean_of(GroupExchange(group, meeting.replicas, timeout=self._timeout), offering.wire, contribution)
+
+    def _completed(self, meeting: Meeting, seconds: float) -> None:
+        self.rounds += 1
+        self.total += sum(meeting.contributed)
+        self.names = meeting.replicas
+        self._steps = 0
+        self._tell(
+            Synchronised(
+                time.time(), self._place.replica, self._life, self.rounds, meeting.replicas, meeting.contributed,
+                self.total, seconds,
+            )
+        )  # fmt: skip
+
+    # --- state
+
+    def _offer_state(self) -> None:
+        """Version 0 is what this replica begins with, which counts only where there is nothing else."""
+        state = {"training": self._state(), "total": self.total}
+        version = 0 if self._is_fresh else self.rounds + 1
+        if self._offer is None:
+            replicas = self._place.replicas
+            self._offer = PeerState(state, version, replica=self._place.replica, replicas=replicas, engine=self._engine)
+        else:
+            self._offer.renew(state, version)
+
+    def _has_healed_on_arrival(self) -> bool:
+        """Reads the state of those who train already, before the first step. False where nobody does."""
+        for _ in range(_ARRIVALS):
+            epoch = self._lighthouse.epoch.options(timeout=_ASK_TIMEOUT).call_one().get()
+            others = [] if epoch is None else [each for each in epoch.metadata if each[0] != self._place.replica]
+            if not self._inside.share(len(others)):
+                return False
+            peers = [addresses[self._place.rank] for _, addresses in others]
+            if self._has_healed(peers, at_least=1):
+                self.ahead = self._inside.share(progress_of(peers, self._engine, self.rounds + 1))
+                if self.ahead >= 0:
+                    return True
+        return False
+
+    def _has_healed(self, peers: Sequence[str], *, at_least: int, waits: bool = False) -> bool:
+        """All ranks from the same round, or none of them."""
+        fetched = None
+        like = {"training": self._state(), "total": 0}
+        try:
+            fetched = fetch_state(like, peers, self._engine, at_least=at_least, waits=waits, timeout=_HEAL_TIMEOUT)
+        except RdmaError as error:
+            _log.info("replica %d, rank %d: %s", self._place.replica, self._place.rank, error)
+        version = -1 if fetched is None else fetched.version
+        if not self._inside.all(self._inside.share(version) == version >= 0):
+            return False
+        assert fetched is not None
+        self._load(fetched.state["training"])
+        self.rounds, self.total = max(0, fetched.version - 1), fetched.state["total"]
+        self._is_fresh = fetched.version == 0
+        self._steps = 0
+        self._tell(
+            Healed(
+                time.time(), self._place.replica, self._life, self.rounds, fetched.seconds, fetched.bytes, fetched.peers
+            )
+        )
+        return True
+
+
+def _addresses(meeting: Meeting) -> list[str]:
+    """Of those whose state counts."""
+    return [meeting.addresses[rank] for rank in meeting.ahead]
+
+
+def _nothing(offering: Offering) -> Offering:
+    """Of one whose parameters are no longer those of the others: as large, and without weight."""
+    zeros = offering.wire.contribution(torch.zeros(offering.contribution.numel), None)
+    return dataclasses.replace(offering, contribution=zeros)
+
+
+def _weighted(contribution: Contribution, weight: float) -> Contribution:
+    """The last part is the numbers themselves, or their scales."""
+    if weight == 1.0:
+        return contribution
+    *others, numbers = contribution.parts
+    return dataclasses.replace(contribution, parts=(*others, numbers * weight))

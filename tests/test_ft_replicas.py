@@ -1,0 +1,159 @@
+"""Replicas of trainers in real processes, which are killed, stopped and cut off: the others go on, they come back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy_training import agreed, toy
+
+from monarch_rdma.actor import HostMesh, this_host
+from monarch_rdma.actor.chaos import Injector
+from monarch_rdma.errors import RdmaError
+from monarch_rdma.ft import (
+    Decided,
+    Ended,
+    Healed,
+    RecoveryPolicy,
+    Report,
+    Stepped,
+    Synchronised,
+    TrainersStarted,
+    TrainingPlan,
+    train,
+)
+from monarch_rdma.supervision.chaos import Fault, Plan
+from monarch_rdma.supervision.policy import Policy
+
+NEVER = Policy(max_restarts=0, within=60.0)
+Do = Callable[[], object]
+
+
+def inject(kind: str, target: str, **arguments: Any) -> Do:
+    def do() -> None:
+        injected = Injector(Plan(())).inject(Fault(kind, target=target, **arguments))
+        assert not injected.problem, injected
+
+    return do
+
+
+class Watch:
+    """Keeps what is reported, and does things when the training is so far: `at[rounds]`, once."""
+
+    def __init__(self, at: dict[int, Do] | None = None) -> None:
+        self.reports: list[Report] = []
+        self._at = dict(at or {})
+
+    def __call__(self, report: Report) -> None:
+        self.reports.append(report)
+        if isinstance(report, Stepped) and report.step == 2 and report.rounds in self._at:
+            self._at.pop(report.rounds)()
+
+    def of(self, kind: type[Report]) -> list[Any]:
+        assert not self._at, f"not done: {self._at}"
+        return [report for report in self.reports if isinstance(report, kind)]
+
+
+def plan(folder: Path, rounds: int, **arguments: Any) -> TrainingPlan:
+    shape = {"replicas": 3, "trainers": 2, "threads": 1, **arguments}
+    return TrainingPlan(toy(folder), steps=rounds * shape["replicas"] * 10, **shape)
+
+
+def test_without_failures_every_round_is_the_same_on_all(client: HostMesh, tmp_path: Path) -> None:
+    watch = Watch()
+    assert train(plan(tmp_path, 4), watch=watch) == Ended((0, 1, 2))
+    shared = agreed(tmp_path)
+    assert {number: value / 5000 for number, value in shared.items()} == {1: 10, 2: 20, 3: 30, 4: 40}
+    assert len(watch.of(TrainersStarted)) == 3 and not watch.of(Decided)
+    assert {each.contributed for each in watch.of(Synchronised)} == {(10, 10, 10)}
+
+
+def test_whoever_is_lost_comes_back_and_heals_from_the_others(client: HostMesh, tmp_path: Path) -> None:
+    watch = Watch(
+        {
+            2: inject("kill", "trainers1/1"),
+            6: inject("kill", "replica2/0"),
+            10: inject("abort_group", "trainers0/0"),
+            14: inject("stop", "trainers1/0", seconds=0.5),
+            16: inject("cut_link", "trainers0/0", peer="trainers1/0", seconds=0.5),
+        }
+    )
+    ended = train(plan(tmp_path, 24), watch=watch)
+    assert ended == Ended((0, 1, 2))
+    assert [(each.replica, each.what) for each in watch.of(Decided)] == [
+        (1, "trainers"), (2, "replica"), (0, "trainers"),
+    ]  # fmt: skip
+    agreed(tmp_path)
+    for replica in range(3):  # each of them has come back, and has read what the others had
+        assert any(each.replica == replica and each.rounds > 1 for each in watch.of(Healed))
+    assert {each.members for each in watch.of(Synchronised)[-3:]} and watch.of(Synchronised)[-1].total >= 24 * 30
+    assert sorted(watch.of(Synchronised)[-1].members) == [0, 1, 2]
+
+
+def test_healthy_replicas_lose_nothing_by_the_death_of_another(client: HostMesh, tmp_path: Path) -> None:
+    watch = Watch({1: inject("kill", "replica2/0"), 4: inject("kill", "trainers2/0")})
+    train(plan(tmp_path, 10), watch=watch)
+    done = {replica: [] for replica in (0, 1)}
+    for report in watch.of(Stepped):
+        if report.replica in done:
+            done[report.replica].append((report.rounds, report.step))
+    for steps in done.values():
+        assert len(steps) == len(set(steps)), "none is done twice"
+    for each in watch.of(Synchronised):
+        assert all(each.contributed[each.members.index(replica)] == 10 for replica in done)
+
+
+class Hosts:
+    """Gives this host out, and counts how often."""
+
+    def __init__(self, log: Path) -> None:
+        self.log = log
+
+    def allocate(self, replica: int) -> HostMesh:
+        self._note(f"allocate {replica}")
+        return this_host()
+
+    def release(self, replica: int, hosts: HostMesh) -> None:
+        self._note(f"release {replica}")
+
+    def _note(self, what: str) -> None:
+        with open(self.log, "a") as file:
+            file.write(f"{what}\n")
+
+
+def test_the_job_is_asked_for_another_allocation_and_then_a_replica_is_given_up(
+    client: HostMesh, tmp_path: Path
+) -> None:
+    (tmp_path / "shared").mkdir()
+    policy = RecoveryPolicy(trainers=NEVER, replica=NEVER, allocation=Policy(max_restarts=1, within=600.0))
+    watch = Watch({1: inject("kill", "trainers1/0"), 5: inject("kill", "trainers1/0")})
+    log = tmp_path / "log"
+    ended = train(plan(tmp_path / "shared", 9), allocator=Hosts(log), policy=policy, watch=watch)
+    assert ended.done == (0, 2) and "1 allocations within 600 s have failed" in ended.given_up[1]
+    assert [each.what for each in watch.of(Decided)] == ["allocation", "given up"]
+    noted = log.read_text().splitlines()
+    assert noted.count("allocate 1") == 2 and noted.count("allocate 0") == 1
+    assert all(noted.count(f"release {number}") == noted.count(f"allocate {number}") for number in range(3))
+    agreed(tmp_path / "shared")
+
+
+def test_where_nothing_can_be_had_the_training_ends_with_a_sentence(client: HostMesh, tmp_path: Path) -> None:
+    class Nothing(Hosts):
+        def allocate(self, replica: int) -> HostMesh:
+            raise LookupError("the cluster is full")
+
+    policy = RecoveryPolicy(trainers=NEVER, replica=NEVER, allocation=NEVER)
+    with pytest.raises(Exception, match="all replicas were given up.*the cluster is full") as raised:
+        train(plan(tmp_path, 1), allocator=Nothing(tmp_path / "log"), policy=policy)
+    assert isinstance(getattr(raised.value, "exception", raised.value), RdmaError)
+
+
+def test_a_recipe_that_fails_is_told(client: HostMesh, tmp_path: Path) -> None:
+    def recipe(place: Any, cohort: Any) -> Any:
+        raise LookupError("no such model")
+
+    policy = RecoveryPolicy(trainers=NEVER, replica=NEVER, allocation=NEVER)
+    with pytest.raises(Exception, match="no such model"):
+        train(TrainingPlan(recipe, steps=10, replicas=1, trainers=1), policy=policy)
