@@ -18,8 +18,9 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from .history import History, Recovered, Struck
 from .recovery import GiveUp, Recover, Recovery, RecoveryPolicy, Rung
-from .reports import Decided, Healed, Report, Stepped, Synchronised, TrainersStarted
+from .reports import Decided, Healed, Measured, Report, Stepped, Synchronised, TrainersStarted
 from .training import Averaging, Place, Recipe, Training, TrainingPlan
 
 if TYPE_CHECKING:
@@ -47,14 +48,17 @@ __all__ = [
     "GroupCohort",
     "GroupExchange",
     "Healed",
+    "History",
     "Lighthouse",
     "LocalSGD",
     "OnThisHost",
+    "Measured",
     "Orchestrator",
     "Place",
     "ProcessGroupExchange",
     "Recipe",
     "Recover",
+    "Recovered",
     "Recovery",
     "RecoveryPolicy",
     "Replica",
@@ -66,6 +70,7 @@ __all__ = [
     "Rung",
     "Stateful",
     "Stepped",
+    "Struck",
     "Synchronised",
     "TrainerActor",
     "TrainersStarted",

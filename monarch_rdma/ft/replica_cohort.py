@@ -25,7 +25,7 @@ from .contribution import Contribution
 from .exchange import GroupExchange, mean_of
 from .peer_state import PeerState, fetch_state, progress_of
 from .quorum import Inside, Meeting, Quorum, Standing, SyncFailed
-from .reports import Healed, Report, Synchronised
+from .reports import Healed, Measured, Report, Synchronised
 from .training import Place
 
 __all__ = ["ReplicaCohort"]
@@ -92,6 +92,10 @@ class ReplicaCohort:
         if self._offer is not None:
             self._offer.set_progress(self._steps)
         return self._steps
+
+    def tell_measured(self, name: str, value: float) -> None:
+        """To whoever watches the training."""
+        self._tell(Measured(time.time(), self._place.replica, self._life, self.rounds, name, value))
 
     def average(self, offering: Offering) -> Tensor | None:
         """As Cohort.average. A replica has the weight of its steps in this round."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["Decided", "Healed", "Report", "Stepped", "Synchronised", "TrainersStarted"]
+__all__ = ["Decided", "Healed", "Measured", "Report", "Stepped", "Synchronised", "TrainersStarted"]
 
 
 @dataclass(frozen=True)
@@ -51,6 +51,16 @@ class Synchronised(Report):
     contributed: tuple[int, ...]
     total: int
     seconds: float
+
+
+@dataclass(frozen=True)
+class Measured(Report):
+    """Something that a recipe has measured: `cohort.tell_measured(name, value)`."""
+
+    life: int
+    rounds: int
+    name: str
+    value: float
 
 
 @dataclass(frozen=True)
