@@ -32,7 +32,7 @@ from .lighthouse import Lighthouse
 from .recovery import GiveUp, Recovery, RecoveryPolicy, Rung
 from .replica_actor import ReplicaActor, in_a_line
 from .reports import Decided, Report
-from .training import PRELOAD, TrainingPlan
+from .training import TrainingPlan
 
 __all__ = ["Allocator", "Ended", "OnThisHost", "Orchestrator", "Replica", "train"]
 
@@ -85,7 +85,7 @@ class Replica:
                 self.hosts = await asyncio.to_thread(allocator.allocate, self.number)
             leader = self.hosts.flatten("host").slice(host=slice(0, 1)) if len(self.hosts) > 1 else self.hosts
             self.procs = await asyncio.to_thread(
-                leader.spawn_procs, name=f"replica{self.number}", threads=1, preload=PRELOAD
+                leader.spawn_procs, name=f"replica{self.number}", threads=1, preload=plan.imported
             )
         except Exception as error:
             raise _NoHosts(f"replica {self.number} cannot be started: {error}") from error
@@ -230,7 +230,7 @@ def train(
     the training, in this thread. Raises RdmaError where all replicas were given up.
     """
     port, receiver = Channel[Any].open()
-    keeper = this_host().spawn_procs(name="lighthouse", threads=1, preload=PRELOAD)
+    keeper = this_host().spawn_procs(name="lighthouse", threads=1, preload=plan.imported)
     here = this_proc()
     lighthouse = keeper.spawn("lighthouse", Lighthouse, membership or MembershipOptions(join_window=0.5))
     orchestrator = here.spawn(

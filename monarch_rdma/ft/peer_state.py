@@ -46,35 +46,41 @@ class _NothingYet(PeerLost):
 
 
 class PeerState:
-    """What this trainer offers. The tensors of its state are the same, of the same shapes, at all times."""
+    """What this trainer offers."""
 
     def __init__(self, state: dict[str, Any], version: int, *, replica: int, replicas: int, engine: Engine) -> None:
         self._engine = engine
-        self._held = {
-            key: empty(tuple(tensor.shape), dtype=tensor.dtype, engine=engine).copy_(tensor)
-            for key, tensor in _packed(state).items()
-        }
-        self._publication = offer_tensors(
-            self._held, _NAME, version=version, rank=replica, ranks=max(replicas, replica + 1), engine=engine
-        )
-        publish(engine, _NAME, self._publication.offer.to_bytes())
+        self._rank, self._ranks = replica, max(replicas, replica + 1)
+        self._offer(_packed(state), version)
         self._progress = empty((2,), dtype=torch.int64, engine=engine).copy_(torch.tensor([version, 0]))
         self._buffer = RDMABuffer(self._progress, access="read", engine=engine)
         publish(engine, _PROGRESS, self._buffer.to_bytes())
+
+    def _offer(self, packed: dict[str, torch.Tensor], version: int) -> None:
+        self._held = {
+            key: empty(tuple(tensor.shape), dtype=tensor.dtype, engine=self._engine).copy_(tensor)
+            for key, tensor in packed.items()
+        }
+        self._publication = offer_tensors(
+            self._held, _NAME, version=version, rank=self._rank, ranks=self._ranks, engine=self._engine
+        )
+        publish(self._engine, _NAME, self._publication.offer.to_bytes())
 
     def set_progress(self, steps: int) -> None:
         """Since the state that is offered."""
         self._progress[1] = steps
 
     def renew(self, state: dict[str, Any], version: int) -> None:
-        """A later version. Readers wait meanwhile, and begin again. ConfigError where the tensors are other ones."""
-        spare = self._held[_REST].numel()
-        fresh = _packed(state, spare)
-        if {key: tensor.shape for key, tensor in fresh.items()} != {key: t.shape for key, t in self._held.items()}:
-            raise ConfigError("state has other tensors, or of other shapes, than when it was first offered")
-        with self._publication.update(version):
-            for key, held in self._held.items():
-                held.copy_(fresh[key])
+        """A later version. Readers wait meanwhile, and begin again."""
+        fresh = _packed(state, self._held[_REST].numel())
+        if _shapes(fresh) == _shapes(self._held):
+            with self._publication.update(version):
+                for key, held in self._held.items():
+                    held.copy_(fresh[key])
+        else:  # optimisers make some of their state at their first step
+            old = self._publication
+            self._offer(_packed(state), version)
+            old.close()
         self._progress.copy_(torch.tensor([version, 0]))
 
     def close(self) -> None:
@@ -89,17 +95,14 @@ def fetch_state(
 ) -> Fetched:
     """The newest state that the engines at these addresses offer, from all that have it, a part from each.
 
-    `like`: a state of the same structure. Raises PeerLost where none of them offers this version or a later one, unless
-    `waits` for it; TransferTimeout.
+    `like`: this one's, for the devices and layouts of its tensors. Raises PeerLost where none of them offers this
+    version or a later one, unless it `waits` for that; TransferTimeout.
     """
-    begin, problem = time.monotonic(), "no peer is known"
-    offers = []
-    for address in peers:
-        try:
-            offers.append(Offer.from_bytes(look_up(engine, address, _NAME, _LOOK), engine=engine))
-        except (ConfigError, RdmaError) as error:  # it offers nothing yet, or is gone
-            problem = str(error)
-    while offers:
+    begin = time.monotonic()
+    while True:
+        offers, problem = _offers(peers, engine)  # anew each time: one that changes its shape is another one
+        if not offers:
+            raise PeerLost(f"none of {len(peers)} peers offers its state: {problem}", operation="heal")
         try:
             return _fetched(like, offers, engine, at_least, begin, timeout)
         except _NothingYet as error:
@@ -108,11 +111,20 @@ def fetch_state(
                 raise
         except (PeerLost, VersionChanged) as error:
             problem = str(error)
-            offers = [offer for offer in offers if offer.rank in _versions([offer], engine)]
         if time.monotonic() - begin > timeout:
             raise TransferTimeout(f"the state of no peer could be read in {timeout:g} s: {problem}", operation="heal")
         time.sleep(_PAUSE)
-    raise PeerLost(f"none of {len(peers)} peers offers its state: {problem}", operation="heal")
+
+
+def _offers(peers: Sequence[str], engine: Engine) -> tuple[list[Offer], str]:
+    """Of those that are there, and what the last of the others failed with."""
+    offers, problem = [], "there are no others"
+    for address in peers:
+        try:
+            offers.append(Offer.from_bytes(look_up(engine, address, _NAME, _LOOK), engine=engine))
+        except (ConfigError, RdmaError) as error:  # it offers nothing yet, or is gone
+            problem = str(error)
+    return offers, problem
 
 
 def progress_of(peers: Sequence[str], engine: Engine, version: int) -> int:
@@ -144,49 +156,68 @@ def _fetched(
     if max(known) < at_least and len(known) == len(versions):
         raise _NothingYet(f"none of {len(offers)} peers has version {at_least} or a later one", operation="heal")
     newest = [offer for offer in offers if versions.get(offer.rank) == max(known)]
-    into = {key: torch.empty(tensor.shape, dtype=tensor.dtype) for key, tensor in _packed(like, 0).items()}
-    into[_REST] = torch.empty(newest[0].tensors[_REST].shape, dtype=torch.uint8)
-    reader = _reader(newest, into, engine)
+    reader = _reader(newest, engine)
     report = reader.fetch(version=max(known), timeout=timeout)
     seconds = time.monotonic() - begin
-    return Fetched(_unpacked(like, into), max(known), report.bytes, len(newest), seconds)
+    return Fetched(_unpacked(like, reader.tensors), max(known), report.bytes, len(newest), seconds)
 
 
-def _reader(offers: Sequence[Offer], into: dict[str, torch.Tensor], engine: Engine) -> Reader:
-    return Reader(list(offers), into, rank=0, ranks=1, same_ranks=False, engine=engine)
+def _reader(offers: Sequence[Offer], engine: Engine) -> Reader:
+    return Reader(list(offers), rank=0, ranks=1, same_ranks=False, engine=engine)
 
 
 def _versions(offers: Sequence[Offer], engine: Engine) -> dict[int, int | None]:
     """Of each rank; those that are lost are not in it."""
-    rest = {_REST: torch.empty(offers[0].tensors[_REST].shape, dtype=torch.uint8)}
-    only = [dataclasses.replace(offer, tensors={_REST: offer.tensors[_REST]}) for offer in offers]
-    return _reader(only, rest, engine).versions(_LOOK)
+    found: dict[int, int | None] = {}
+    for offer in offers:
+        only = dataclasses.replace(offer, tensors={_REST: offer.tensors[_REST]})
+        found |= _reader([only], engine).versions(_LOOK)
+    return found
 
 
 # --- states as named tensors
 
-_REST = "rest"  # what is no tensor, pickled, its length first
+_REST = "rest"  # all but the tensors, pickled, its length first
 
 
-def _packed(state: dict[str, Any], spare: int | None = None) -> dict[str, torch.Tensor]:
-    """`spare`: size in bytes of what is no tensor, or None for what it needs now and some more."""
-    leaves = pytree.tree_leaves(state)
-    tensors = {str(i): _local(leaf) for i, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)}
-    rest = pickle.dumps([None if str(i) in tensors else leaf for i, leaf in enumerate(leaves)])
+@dataclasses.dataclass(frozen=True)
+class _Slot:
+    """Where a tensor was."""
+
+    key: str
+
+
+def _packed(state: dict[str, Any], size: int = 0) -> dict[str, torch.Tensor]:
+    """`size`: in bytes, of what is no tensor, where that is enough; or else what it needs now, and some more."""
+    tensors: dict[str, torch.Tensor] = {}
+
+    def pack(path: Any, leaf: Any) -> Any:
+        if not isinstance(leaf, torch.Tensor):
+            return leaf
+        key = pytree.keystr(path)
+        tensors[key] = _local(leaf)
+        return _Slot(key)
+
+    rest = pickle.dumps(pytree.tree_map_with_path(pack, state))
     data = len(rest).to_bytes(8, "little") + rest
-    size = len(data) + _SPARE if spare is None else max(spare, len(data))
-    tensors[_REST] = torch.frombuffer(bytearray(data.ljust(size, b"\0")), dtype=torch.uint8)
+    room = size if len(data) <= size else len(data) + _SPARE
+    tensors[_REST] = torch.frombuffer(bytearray(data.ljust(room, b"\0")), dtype=torch.uint8)
     return tensors
 
 
+def _shapes(packed: dict[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
+    return {key: (tensor.dtype, tensor.shape) for key, tensor in packed.items()}
+
+
 def _unpacked(like: dict[str, Any], packed: dict[str, torch.Tensor]) -> dict[str, Any]:
-    leaves, structure = pytree.tree_flatten(like)
     data = packed[_REST].numpy().tobytes()
     rest = pickle.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    if len(rest) != len(leaves):
-        raise ConfigError(f"the state of a peer has {len(rest)} parts, this one {len(leaves)}")
-    found = [_as(leaf, packed[str(i)]) if str(i) in packed else rest[i] for i, leaf in enumerate(leaves)]
-    return pytree.tree_unflatten(found, structure)  # type: ignore[no-any-return]
+    here = {pytree.keystr(path): leaf for path, leaf in pytree.tree_flatten_with_path(like)[0]}
+
+    def unpack(leaf: Any) -> Any:
+        return _as(here.get(leaf.key), packed[leaf.key]) if isinstance(leaf, _Slot) else leaf
+
+    return pytree.tree_map(unpack, rest)  # type: ignore[no-any-return]
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
@@ -194,8 +225,10 @@ def _local(tensor: torch.Tensor) -> torch.Tensor:
     return local.detach().contiguous()
 
 
-def _as(like: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """As `like` is: on its device, and a DTensor where that is one."""
+def _as(like: Any, local: torch.Tensor) -> torch.Tensor:
+    """On the device of what is in its place here, and a DTensor where that is one."""
+    if not isinstance(like, torch.Tensor):
+        return local
     local = local.to(like.device)
     if not isinstance(like, DTensor):
         return local

@@ -13,7 +13,7 @@ from ..errors import RdmaError
 from .recovery import GiveUp, Recovery, RecoveryPolicy, Rung
 from .reports import Decided, Report, TrainersStarted
 from .trainer_actor import Assembly, TrainerActor
-from .training import PRELOAD, TrainingPlan
+from .training import TrainingPlan
 
 __all__ = ["ReplicaActor", "ReplicaFailed", "in_a_line"]
 
@@ -65,7 +65,7 @@ class ReplicaActor(Actor):
         plan = self._plan
         procs = self._trainers = await asyncio.to_thread(
             self._hosts.spawn_procs, {"trainers": self._per_host()}, name=f"trainers{self._replica}",
-            threads=plan.threads, gpus_per_proc=plan.gpus_per_proc, env=plan.trainer_env, preload=PRELOAD,
+            threads=plan.threads, gpus_per_proc=plan.gpus_per_proc, env=plan.trainer_env, preload=plan.imported,
         )  # fmt: skip
         trainers = procs.spawn("trainer", TrainerActor)
         addresses = tuple((await trainers.address.call()).values())

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 __all__ = ["PRELOAD", "Averaging", "Place", "Recipe", "Training", "TrainingPlan"]
 
-# What all processes of a training have imported when they are forked.
+# What takes long to import for any training.
 PRELOAD = ("torch.distributed.tensor", "torch._dynamo", "monarch_rdma.ft.trainer_actor")
 
 
@@ -59,7 +59,8 @@ class TrainingPlan:
     """`recipe`: makes the Training of a place on a cohort, in the trainer's process, where torch.distributed is
     initialised with the ranks of the replica. `steps`: of all replicas together, after which training ends: so who is
     missing for a while is made up for. `backend`: of torch.distributed among a replica's trainers.
-    `trainer_env`, `threads`, `gpus_per_proc`: of the trainers' processes. `sync_timeout`: seconds that replicas wait
+    `trainer_env`, `threads`, `gpus_per_proc`: of the trainers' processes. `preload`: modules that take long to import,
+    which processes shall have when they are forked. `sync_timeout`: seconds that replicas wait
     for each other in a synchronisation; longer than one may be behind. `quorum_timeout`: that one which comes waits for
     the others to end their round, or for enough of them to be there.
     """
@@ -74,6 +75,12 @@ class TrainingPlan:
     threads: int | None = None
     gpus_per_proc: int | None = None
     trainer_env: Mapping[str, str | None] | None = None
+    preload: tuple[str, ...] = ()
+
+    @property
+    def imported(self) -> tuple[str, ...]:
+        """What all processes of this training have imported when they are forked, so that one template serves all."""
+        return (*PRELOAD, *self.preload)
 
     def __post_init__(self) -> None:
         for name in ("steps", "replicas", "trainers"):
