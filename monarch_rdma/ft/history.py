@@ -85,7 +85,7 @@ class History:
             changes += [(times[0], 1), (times[-1], -1)]
         changes += [(at, -1) for at, _ in losses] + [(each.ended, 1) for each in self.recoveries()]
         count, steps = 0, []
-        for at, change in sorted(changes):
+        for at, change in sorted(changes, key=lambda each: (each[0], -each[1])):
             count += change
             steps.append((at, count))
         return steps
