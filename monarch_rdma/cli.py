@@ -71,8 +71,11 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="what this host can do, and the command that changes what it cannot")
     doctor.add_argument("--json", action="store_true", help="print one JSON document")
 
-    # -h belongs to the program too: it knows its own options.
+    # -h belongs to these programs too: they know their own options.
     commands.add_parser("bench", add_help=False, help="latency and bandwidth of each lane (--help lists the options)")
+
+    about = "a model of training under failures: goodput and scaling (--help lists the options)"
+    commands.add_parser("simulate", add_help=False, help=about)
 
     demo = commands.add_parser("demo", help="moves a real model's weights between processes, and kills one of them")
     demo.add_argument("--weights", metavar="FILE", type=Path, help="take the tensors of this safetensors file")
@@ -192,6 +195,10 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
         from . import bench
 
         return bench.run(rest)
+    if arguments.command == "simulate":
+        from .ft.simulate.run import run as simulate
+
+        return simulate(rest)
     if arguments.command == "worker":
         from .actor import run_worker_loop_forever, run_worker_loop_until_shutdown
 
@@ -267,7 +274,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command line and returns the exit code."""
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
-    if rest and arguments.command != "bench":
+    if rest and arguments.command not in ("bench", "simulate"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     signal.signal(signal.SIGTERM, _terminated)
     try:

@@ -142,6 +142,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "actor": {"errors", "config", "rdma", "supervision"},
     "tools": {"errors", "config", "rdma", "actor", "supervision", "sharding"},
     "job": {"errors", "config", "rdma", "supervision", "actor"},
+    "ft.simulate": {"progress"},
     "ft": {"errors", "config", "actor", "sharding", "collectives", "supervision", "rdma", "kernels"},
 }
 ONLY_FOR_THE_USER = {"cli", "tools", "job", "ft"}

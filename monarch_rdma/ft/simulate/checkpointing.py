@@ -33,12 +33,12 @@ def simulate_checkpointing(job: Job, failures: Sequence[Failure], horizon_s: flo
 
 def _down(job: Job, outcome: Outcome, start: float, end: float) -> None:
     outcome.seconds["down"] += job.groups * (end - start)
-    outcome.active_s[0] += end - start
+    outcome.count_active(0, end - start)
 
 
 def _work(job: Job, outcome: Outcome, start: float, end: float, rest: str) -> None:
-    """All groups work from `start` to `end`, a checkpoint after each interval; `rest` is the account of what came since."""
-    outcome.active_s[job.groups] += end - start
+    """All work from `start` to `end`, a checkpoint after each interval; what came since goes to account `rest`."""
+    outcome.count_active(job.groups, end - start)
     checkpoints = int((end - start) / (job.checkpoint_interval_s + job.checkpoint_stall_s))
     saved = checkpoints * job.checkpoint_interval_s if checkpoints else 0.0
     stalled = checkpoints * job.checkpoint_stall_s

@@ -1,4 +1,4 @@
-"""What theory says, where it says something exactly: the simulation is held against these. Failures are a Poisson process."""
+"""What theory says exactly, for failures that are a Poisson process: the simulation is held against it."""
 
 from __future__ import annotations
 
@@ -27,8 +27,7 @@ def best_interval(mtbf_s: float, checkpoint_s: float) -> float:
     low, high = 0.0, mtbf_s
     for _ in range(200):
         middle = (low + high) / 2
-        # log of the equation: no overflow where a checkpoint costs much more than the time between failures
-        if math.log1p(-middle / mtbf_s) + (middle + checkpoint_s) / mtbf_s > 0:
+        if 1 - middle / mtbf_s > math.exp(-(middle + checkpoint_s) / mtbf_s):
             low = middle
         else:
             high = middle
@@ -36,7 +35,7 @@ def best_interval(mtbf_s: float, checkpoint_s: float) -> float:
 
 
 def checkpointing_goodput(mtbf_s: float, interval_s: float, checkpoint_s: float, restart_s: float) -> float:
-    """Useful part of the time with a checkpoint after each `interval_s` of work, where failures also hit restarts (Daly).
+    """Useful part of the time, a checkpoint after each `interval_s` of work, where failures also hit restarts (Daly).
 
     A piece of work of length a takes exp(R/M) M (exp(a/M) - 1) in expectation.
     """

@@ -22,7 +22,7 @@ __all__ = ["simulate_healing"]
 
 
 def simulate_healing(job: Job, failures: Sequence[Failure], horizon_s: float) -> Outcome:
-    """Runs `job` for `horizon_s` seconds against `failures` (by time). A failure of a group that recovers starts that anew."""
+    """Runs `job` for `horizon_s` seconds against `failures` (by time). A failure while recovering starts that anew."""
     return _Run(job, failures, horizon_s).outcome
 
 
@@ -67,7 +67,7 @@ class _Run:
             failure_at = failures[coming].time if coming < len(failures) else math.inf
             back_at = self._comeback[0][0] if self._comeback else math.inf
             now = min(failure_at, back_at, self._phase_ends)
-            if now >= self._horizon:
+            if now > self._horizon:
                 return self._end()
             self._count_active(now)
             if now == failure_at:
@@ -194,7 +194,7 @@ class _Run:
         self._since[group] = now
 
     def _count_active(self, now: float) -> None:
-        self.outcome.active_s[len(self._members(_State.TRAINING))] += now - self._counted
+        self.outcome.count_active(len(self._members(_State.TRAINING)), now - self._counted)
         self._counted = now
 
     def _end(self) -> None:

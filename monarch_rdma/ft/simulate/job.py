@@ -1,4 +1,4 @@
-"""What is simulated: a job of replica groups, and what its steps, synchronisations and recoveries cost. Times in seconds."""
+"""What is simulated: a job of replica groups, and what its steps, synchronisations and recoveries cost in seconds."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class InputError(ValueError):
 
 @dataclass(frozen=True)
 class Job:
-    """Replica groups that train on their own for a round of steps and then synchronise. InputError for a value that cannot be.
+    """Replica groups that train on their own for a round of steps and then synchronise. InputError for what cannot be.
 
     Attributes:
         groups: replica groups, each with a copy of the model.

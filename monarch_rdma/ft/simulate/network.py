@@ -49,17 +49,17 @@ class Network:
         check("spine_oversubscription", self.spine_oversubscription, self.spine_oversubscription >= 1, "at least 1")
 
     def all_gather(self, size: float, nodes: int, local: int) -> float:
-        """Seconds until each of `local` GPUs in each of `nodes` nodes has all `size` bytes, of which each held its part."""
+        """Seconds until each of `local` GPUs in each of `nodes` nodes has all `size` bytes; each held its part."""
         between = self._ring_between(size, nodes, local)
         within = size * (local - 1) / local / (self.node_gb_s * 1e9)
         return max(between, within) + self._ring_latency(nodes, local)
 
     def reduce_scatter(self, size: float, nodes: int, local: int) -> float:
-        """Seconds to sum `size` bytes of each GPU, each keeping its part of the sum: the same steps the other way round."""
+        """Seconds to sum `size` bytes of each GPU, each keeping its part of the sum: the same steps backwards."""
         return self.all_gather(size, nodes, local)
 
     def all_reduce(self, size: float, nodes: int, local: int) -> float:
-        """Seconds to sum `size` bytes of each GPU on all of them: by rings, or by a tree of nodes where that is faster."""
+        """Seconds to sum `size` bytes of each GPU on all: by rings, or by a tree of nodes where that is faster."""
         rings = self.reduce_scatter(size, nodes, local) + self.all_gather(size, nodes, local)
         depth = math.ceil(math.log2(nodes))
         within = size * (local - 1) / local / (self.node_gb_s * 1e9)

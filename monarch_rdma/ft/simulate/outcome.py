@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import defaultdict
 from dataclasses import dataclass, field
 
 __all__ = ["ACCOUNTS", "Outcome"]
@@ -34,7 +34,7 @@ class Outcome:
     groups: int
     horizon_s: float
     seconds: dict[str, float] = field(default_factory=lambda: dict.fromkeys(ACCOUNTS, 0.0))
-    active_s: Counter[int] = field(default_factory=Counter)
+    active_s: defaultdict[int, float] = field(default_factory=lambda: defaultdict(float))
     group_rounds: float = 0.0
     failures: int = 0
 
@@ -45,6 +45,10 @@ class Outcome:
 
     def share(self, account: str) -> float:
         return self.seconds[account] / (self.groups * self.horizon_s)
+
+    def count_active(self, count: int, seconds: float) -> None:
+        if seconds:
+            self.active_s[count] += seconds
 
     @property
     def mean_active(self) -> float:

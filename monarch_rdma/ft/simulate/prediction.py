@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -15,7 +15,9 @@ from .settings import Setting, Values, failures_of, job_of, workload_of
 
 __all__ = ["Mean", "Prediction", "Sensitivity", "predict", "sensitivity"]
 
-_NO_PROGRESS: Callable[[int], None] = lambda amount: None  # noqa: E731
+
+def _no_progress(amount: int) -> None:
+    """Nobody watches."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +50,7 @@ class Prediction:
 
 
 def predict(
-    setting: Setting, values: Values, seeds: int = 32, advance: Callable[[int], None] = _NO_PROGRESS
+    setting: Setting, values: Values, seeds: int = 32, advance: Callable[[int], None] = _no_progress
 ) -> Prediction:
     """Runs the setting with these values, both policies against the same failures. `advance` is called once a seed."""
     figures: dict[str, Mean] = {}
@@ -78,7 +80,7 @@ def predict(
         policy: {name: statistics.fmean(outcome.share(name) for outcome in outcomes) for name in ACCOUNTS}
         for policy, outcomes in runs.items()
     }
-    active: Counter[int] = Counter()
+    active: defaultdict[int, float] = defaultdict(float)
     for outcome in healing:
         for count, seconds in outcome.active_s.items():
             active[count * job.nodes_per_group] += seconds / (horizon * seeds)
@@ -103,13 +105,15 @@ def sensitivity(
     values: Values,
     figure: str,
     seeds: int = 8,
-    advance: Callable[[int], None] = _NO_PROGRESS,
+    advance: Callable[[int], None] = _no_progress,
 ) -> list[Sensitivity]:
     """Of `figure` to each input that has a range, the largest first. `advance` is called once an input."""
     found = []
     for name, entry in setting.inputs.items():
         if entry.low < entry.high:
-            ends = [predict(setting, {**values, name: end}, seeds).figures[figure].value for end in (entry.low, entry.high)]
+            ends = [
+                predict(setting, {**values, name: end}, seeds).figures[figure].value for end in (entry.low, entry.high)
+            ]
             found.append(Sensitivity(name, *ends))
         advance(1)
     return sorted(found, key=lambda entry: -entry.span)

@@ -78,7 +78,7 @@ class Workload:
         """Collectives of one step: layer by layer, dense parameters, then experts."""
         local = self.network.gpus_per_node
         dense = self._sharding_s(self.sharded_parameters / self.layers, nodes, local)
-        # The GPUs that hold the same experts: in each node, as many as expert_parallel leaves. All their groups share the
+        # The GPUs that hold the same experts: in each node, as many as expert_parallel leaves. Their groups share the
         # rails, so that each has its GPUs' part of them.
         alike = local // self.expert_parallel
         experts = self._sharding_s(self.expert_parameters / self.expert_parallel / self.layers, nodes, alike)

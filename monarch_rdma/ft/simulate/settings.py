@@ -24,7 +24,7 @@ Values = Mapping[str, float]
 
 @dataclass(frozen=True)
 class Input:
-    """A number, the range that is plausible, its unit, where it is from, and whether that is published, derived or assumed."""
+    """A number, the range that is plausible, its unit, and whether it was published, derived or assumed."""
 
     value: float
     low: float
