@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import hashlib
 import json
@@ -475,12 +476,18 @@ def test_plots_are_the_same_every_time(tmp_path: Path) -> None:
     assert pictures[0] == pictures[1] and b"overlap" in pictures[0]
 
 
-def test_it_runs_as_a_module_without_torch() -> None:
-    code = (
-        "import sys; from monarch_rdma.ft.simulate.run import run; run(['h100-128']); assert 'torch' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, timeout=60)
-    text = subprocess.run(
-        [sys.executable, "-m", "monarch_rdma.ft.simulate", "--inputs"], check=True, capture_output=True, timeout=60
-    ).stdout
+def test_it_runs_as_a_module() -> None:
+    argv = [sys.executable, "-m", "monarch_rdma.ft.simulate", "--inputs"]
+    text = subprocess.run(argv, check=True, capture_output=True, timeout=60).stdout
     assert b"mi355-32" in text
+
+
+def test_the_model_is_plain_python() -> None:
+    imported = set()
+    for path in FROZEN.parent.glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
+            if isinstance(node, ast.ImportFrom) and node.level == 0 and node.module:
+                names.append(node.module)
+            imported |= {name.split(".")[0] for name in names}
+    assert imported - set(sys.stdlib_module_names) == {"matplotlib"}
