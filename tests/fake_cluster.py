@@ -38,6 +38,7 @@ KINDS = {
     "MonarchMesh": "monarch.pytorch.org/v1alpha1/monarchmeshes",
 }
 _VERBS = {"get", "list", "watch", "create", "patch", "delete"}
+TOKEN = "Bearer let me in"
 _uids = itertools.count(1)
 
 
@@ -49,6 +50,12 @@ def _is_chosen(manifest: dict[str, Any], params: Any) -> bool:
     return all(labels.get(key) == value for key, value in wanted) and (
         not field.startswith("involvedObject.name=") or about == field.partition("=")[2]
     )
+
+
+def _secret_of(pod: dict[str, Any]) -> str:
+    """The name of the one that it mounts; a pod waits for it."""
+    (name,) = (volume["secret"]["secretName"] for volume in pod["spec"]["volumes"] if "secret" in volume)
+    return str(name)
 
 
 class _Server(kmock.KubernetesEmulator):
@@ -71,6 +78,8 @@ class _Server(kmock.KubernetesEmulator):
                 yield event
 
     async def _handle(self, request: Any) -> Any:
+        if request.headers.get("Authorization") != TOKEN:
+            raise kmock.KubernetesError(401, "Unauthorized", "Unauthorized")
         if request.resource is not None:
             refusal = self.refusals.get((request.method.value.upper(), request.resource.plural))
             if refusal is not None:
@@ -110,7 +119,7 @@ class FakeCluster:
             "kind": "Config",
             "current-context": "fake",
             "clusters": [{"name": "fake", "cluster": {"server": url}}],
-            "users": [{"name": "me", "user": {"token": "let me in"}}],
+            "users": [{"name": "me", "user": {"token": TOKEN.removeprefix("Bearer ")}}],
             "contexts": [{"name": "fake", "context": context}],
         }
         path.write_text(yaml.safe_dump(kubeconfig))
@@ -122,6 +131,7 @@ class FakeCluster:
         url = f"{self.url}{root}/{version}/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/merge-patch+json" if method == "PATCH" else "application/json"}
+        headers["Authorization"] = TOKEN
         with urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method), timeout=10) as answer:
             return json.loads(answer.read() or b"{}")
 
@@ -186,9 +196,10 @@ class FakeCluster:
                 self._end(name)
                 self._delete("Pod", name)
         for name in wanted.keys() - pods.keys():
-            self._start(wanted[name], secrets)
+            if _secret_of(wanted[name]) in secrets:
+                self._start(wanted[name], secrets)
         for name, process in list(self.pods.items()):
-            if process.poll() is not None and name in pods and name in wanted:
+            if process.poll() is not None and name in pods and name in wanted and _secret_of(wanted[name]) in secrets:
                 self._restart(name, wanted[name], process.returncode, secrets, pods[name])
 
     def _pods_of(self, kind: str, workload: dict[str, Any]) -> Iterator[dict[str, Any]]:
@@ -236,17 +247,16 @@ class FakeCluster:
         )
 
     def _run(self, name: str, pod: Any, secrets: Any, *, ip: str, restarts: int, last: Any = None) -> None:
-        spec, container = pod["spec"], pod["spec"]["containers"][0]
+        container = pod["spec"]["containers"][0]
         environment = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": str(self.directory)}
         for variable in container.get("env", ()):
             source = variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath")
             assert source in (None, "status.podIP")
             environment[variable["name"]] = ip if source else variable["value"]
-        (volume,) = (each["secret"] for each in spec["volumes"] if "secret" in each)
-        path = self.directory / volume["secretName"]
+        path = self.directory / _secret_of(pod)
         if not path.exists():
             with open(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "wb") as file:
-                file.write(base64.b64decode(secrets[volume["secretName"]]["data"]["secret"]))
+                file.write(base64.b64decode(secrets[_secret_of(pod)]["data"]["secret"]))
         command = [
             word.replace("/var/run/monarch-rdma/secret", str(path)).replace("tcp://*", f"tcp://{ip}")
             for word in container["command"]

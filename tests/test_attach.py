@@ -640,7 +640,7 @@ def test_a_member_that_is_no_worker(tmp_path: Path, secret_file: Path, worker_lo
         Engine(secret=Secret.from_file(secret_file)) as engine,
         pytest.raises(ConfigError, match="is no worker loop, nor a client"),
     ):
-        attach_to_workers(workers=[engine.address], timeout=0.2)
+        attach_to_workers(workers=[engine.address], timeout=LIMIT)
     worker_loop(in_directory(tmp_path, "one"))
     hosts = attach_to_workers(workers=[in_directory(tmp_path, "one")])
     address = hosts.spawn_procs().spawn("guest", Guest).address.call_one().get()

@@ -20,6 +20,7 @@ from monarch_rdma.actor import Actor, SupervisionError, endpoint
 from monarch_rdma.actor.runtime.proc import close_current
 from monarch_rdma.errors import ConfigError, JobEnded, TransferTimeout
 from monarch_rdma.job.kubernetes import ImageSpec, KubernetesJob
+from monarch_rdma.job.kubernetes.cluster import Cluster
 from monarch_rdma.rdma import default_engine
 from monarch_rdma.supervision.events import Recording
 from monarch_rdma.supervision.policy import Backoff
@@ -277,6 +278,25 @@ def test_a_cluster_that_cannot_be_found(tmp_path: Path, monkeypatch: pytest.Monk
         with pytest.raises(ConfigError, match=f"API server {url} does not answer.*refused"):
             job_of(kubeconfig=FakeCluster.write_kubeconfig(tmp_path, url)).apply()
     assert list((tmp_path / "jobs").iterdir()) == [], "a secret is left"
+
+
+def test_in_a_pod_its_own_account_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import kubernetes.config.incluster_config as inside
+
+    for name, text in {"token": "of the pod", "ca.crt": "a certificate", "namespace": "team"}.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.setattr(inside, "SERVICE_TOKEN_FILENAME", str(tmp_path / "token"))
+    monkeypatch.setattr(inside, "SERVICE_CERT_FILENAME", str(tmp_path / "ca.crt"))
+    monkeypatch.setattr("monarch_rdma.job.kubernetes.cluster._NAMESPACE_FILE", str(tmp_path / "namespace"))
+    monkeypatch.setattr(
+        "kubernetes.client.rest.RESTClientObject.__init__", lambda self, _: setattr(self, "pool_manager", None)
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KUBERNETES_SERVICE_HOST", "10.0.0.1")
+        patch.setenv("KUBERNETES_SERVICE_PORT", "443")
+        cluster = Cluster()
+    assert (cluster.server, cluster.namespace) == ("https://10.0.0.1:443", "team")
+    assert cluster._headers()["authorization"] == "bearer of the pod"
 
 
 def test_a_client_that_is_not_installed(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -180,7 +180,7 @@ def test_a_job_is_described_by_json_and_made_from_it() -> None:
 
 
 REAL = """
-import json, sys
+import inspect, json, sys
 from pathlib import Path
 import sky
 from monarch_rdma.job import JobFolder, Launch
@@ -197,6 +197,12 @@ task.validate_run()
 task.expand_and_validate_file_mounts()
 again = sky.Task.from_yaml_config(task.to_yaml_config())
 same = SkyPilotJob(meshes, sky.Resources(infra="kubernetes", accelerators="MI300X:8"))
+binds = lambda function, *given, **named: inspect.signature(function).bind(*given, **named)
+binds(sky.launch, task, cluster_name="a", idle_minutes_to_autostop=1, down=True)  # as the job calls them
+binds(sky.api_status, request_ids=["a"])
+binds(sky.api_cancel, "a", silent=True)
+binds(sky.status, cluster_names=["a"])
+[binds(function, "a") for function in (sky.get, sky.queue, sky.down)]
 try:
     SkyPilotJob(meshes, {"acelerators": "MI300X:8"}).task(launch)
 except Exception as error:

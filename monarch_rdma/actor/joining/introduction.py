@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass
 from functools import partial
 
 from ... import config
-from ...errors import ConfigError, PeerLost, ProtocolError
+from ...errors import ConfigError, PeerLost, ProtocolError, TransferTimeout
 from ...rdma.engine import Engine
 from ...rdma.names import look_up, publish
 from ...rdma.secret import Secret
@@ -88,7 +88,7 @@ def _asking_engine(secret: Secret, timeout: float) -> Engine:
 
 
 def _ask_patiently(engine: Engine, deadline: float, timeout: float, address: str) -> Introduction:
-    pause, until = _FIRST_PAUSE, min(deadline, time.monotonic() + _BEGINNING)
+    pause, until = _FIRST_PAUSE, 0.0
     while True:
         try:
             return _ask(engine, address, max(0.01, deadline - time.monotonic()))
@@ -99,9 +99,12 @@ def _ask_patiently(engine: Engine, deadline: float, timeout: float, address: str
                     peer=address,
                     operation="attach",
                 ) from error
-        except ConfigError:
+        except ConfigError as error:
+            until = until or time.monotonic() + _BEGINNING
             if time.monotonic() + pause > until or not engine.is_open:
                 raise
+            if time.monotonic() + pause > deadline:
+                raise TransferTimeout(f"{error} (asked for {timeout:g} s)", peer=address, operation="attach") from error
         time.sleep(pause)
         pause = min(2 * pause, _LONGEST_PAUSE)
 

@@ -15,6 +15,7 @@ from ...errors import ConfigError
 
 __all__ = ["RESOURCES", "ApiError", "Cluster"]
 
+_NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"  # in every pod that has an account
 _TIMEOUT = 30.0  # seconds for one answer
 _INSTALL = "the Kubernetes client is not installed; run: pip install 'monarch-rdma[kubernetes]'"
 
@@ -66,7 +67,6 @@ class Cluster:
         except ImportError as error:
             raise ConfigError(_INSTALL) from error
         self._configuration = client.Configuration()
-        self.is_inside = False
         self.namespace = "default"
         try:
             if kubeconfig is None:
@@ -86,8 +86,7 @@ class Cluster:
         except config.ConfigException:
             self._load_file(config, None)
         else:
-            self.is_inside = True
-            with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace", encoding="utf-8") as file:
+            with open(_NAMESPACE_FILE, encoding="utf-8") as file:
                 self.namespace = file.read().strip()
 
     def _load_file(self, config: Any, path: str | None) -> None:
@@ -193,10 +192,10 @@ class Cluster:
 
     def _headers(self) -> dict[str, str]:
         headers = {"Accept": "application/json", "Content-Type": "application/json"}
-        token = self._configuration.get_api_key_with_prefix("authorization")  # which it renews where need be
-        if not token and self._configuration.username:
-            token = self._configuration.get_basic_auth_token()
-        return {**headers, "Authorization": token} if token else headers
+        for way in self._configuration.auth_settings().values():  # renews a token where need be
+            if way["in"] == "header" and way["value"]:
+                headers[way["key"]] = way["value"]
+        return headers
 
 
 def _reason(error: BaseException) -> str:
