@@ -66,7 +66,7 @@ class Cluster:
             from kubernetes import client, config
         except ImportError as error:
             raise ConfigError(_INSTALL) from error
-        self._configuration = client.Configuration()
+        self._configuration: Any = client.Configuration()
         self.namespace = "default"
         try:
             if kubeconfig is None:
