@@ -13,6 +13,7 @@ train(TrainingPlan(recipe, steps=8000, replicas=4, trainers=2), watch=print)
 docs/fault-tolerance.md tells how it works and what is lost when.
 """
 
+<<<<<<< HEAD
 from __future__ import annotations
 
 import importlib
@@ -34,6 +35,14 @@ if TYPE_CHECKING:
     from .replica_cohort import ReplicaCohort
     from .semi_synchronous import Round, Stateful
     from .trainer_actor import TrainerActor
+=======
+from .cohort import Cohort, FixedCohort, GroupCohort
+from .diloco import DiLoCo, nesterov
+from .exchange import Exchange, GroupExchange, ProcessGroupExchange
+from .healing import Healed, OfferedState, StateOffer, fetch_state
+from .local_sgd import LocalSGD
+from .semi_synchronous import Round, Stateful
+>>>>>>> 618e252 (States that live peers offer and newcomers read, one-sided, from several, checked; TorchFT's checkpoint transport over it)
 
 __all__ = [
     "Allocator",
@@ -48,6 +57,7 @@ __all__ = [
     "GroupCohort",
     "GroupExchange",
     "Healed",
+<<<<<<< HEAD
     "History",
     "Lighthouse",
     "LocalSGD",
@@ -55,6 +65,10 @@ __all__ = [
     "OnThisHost",
     "Orchestrator",
     "Place",
+=======
+    "LocalSGD",
+    "OfferedState",
+>>>>>>> 618e252 (States that live peers offer and newcomers read, one-sided, from several, checked; TorchFT's checkpoint transport over it)
     "ProcessGroupExchange",
     "Recipe",
     "Recover",
@@ -67,6 +81,7 @@ __all__ = [
     "ReplicaFailed",
     "Report",
     "Round",
+<<<<<<< HEAD
     "Rung",
     "Stateful",
     "Stepped",
@@ -76,6 +91,11 @@ __all__ = [
     "TrainersStarted",
     "Training",
     "TrainingPlan",
+=======
+    "StateOffer",
+    "Stateful",
+    "fetch_state",
+>>>>>>> 618e252 (States that live peers offer and newcomers read, one-sided, from several, checked; TorchFT's checkpoint transport over it)
     "nesterov",
     "train",
 ]

@@ -124,16 +124,18 @@ class Reshard:
         version: int | None = None,
         progress: Callable[[int, int], None] | None = None,
         follower: Follower | None = None,
+        on_read: Callable[[Read], None] | None = None,
     ) -> Report:
         """Reads everything. `timeout`: seconds for all of it. `version`: the one to read; None for whichever it is, if
         all ranks have the same. `progress`: called with the bytes read so far and those of all. `follower`: is told
-        how the units are filled.
+        how the units are filled. `on_read`: called with each read when its bytes are there; what was read from a rank
+        that cannot vouch for it comes again.
 
         Raises, when nothing is written any more: TransferTimeout; PeerLost naming what is lost with a rank, where no
         other has it; VersionChanged where ranks have several versions, or one was written meanwhile; and what reads
         raise. The targets are then partly written.
         """
-        run = _Run(timeout, version, progress, follower, sum(read.nbytes for read in self._reads))
+        run = _Run(timeout, version, progress, follower, on_read, sum(read.nbytes for read in self._reads))
         pending, before = list(self._reads), set(self._gone)
         while pending:
             lost = self._verified({read.rank for read in pending}, run)
@@ -190,7 +192,7 @@ class Reshard:
         else:
             if read.unpack is not None:
                 read.unpack()
-            run.add(read.nbytes)
+            run.add(read)
         if run.follower is not None:
             run.follower.ends(is_good=error is None)
 
@@ -282,6 +284,7 @@ class _Run:
     version: int | None
     progress: Callable[[int, int], None] | None
     follower: Follower | None
+    on_read: Callable[[Read], None] | None
     total: int
     done: int = 0
 
@@ -299,8 +302,10 @@ class _Run:
             )
         return left
 
-    def add(self, nbytes: int) -> None:
-        self.done += nbytes
+    def add(self, read: Read) -> None:
+        self.done += read.nbytes
+        if self.on_read is not None:
+            self.on_read(read)
         if self.progress is not None:
             self.progress(self.done, self.total)
 
