@@ -13,7 +13,6 @@ train(TrainingPlan(recipe, steps=8000, replicas=4, trainers=2), watch=print)
 docs/fault-tolerance.md tells how it works and what is lost when.
 """
 
-<<<<<<< HEAD
 from __future__ import annotations
 
 import importlib
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from .cohort import Cohort, FixedCohort, GroupCohort
     from .diloco import DiLoCo, nesterov
     from .exchange import Exchange, GroupExchange, ProcessGroupExchange
+    from .healing import FetchedState, OfferedState, StateOffer, fetch_state
     from .lighthouse import Lighthouse
     from .local_sgd import LocalSGD
     from .orchestrator import Allocator, Ended, OnThisHost, Orchestrator, Replica, train
@@ -35,14 +35,6 @@ if TYPE_CHECKING:
     from .replica_cohort import ReplicaCohort
     from .semi_synchronous import Round, Stateful
     from .trainer_actor import TrainerActor
-=======
-from .cohort import Cohort, FixedCohort, GroupCohort
-from .diloco import DiLoCo, nesterov
-from .exchange import Exchange, GroupExchange, ProcessGroupExchange
-from .healing import Healed, OfferedState, StateOffer, fetch_state
-from .local_sgd import LocalSGD
-from .semi_synchronous import Round, Stateful
->>>>>>> 618e252 (States that live peers offer and newcomers read, one-sided, from several, checked; TorchFT's checkpoint transport over it)
 
 __all__ = [
     "Allocator",
@@ -52,23 +44,20 @@ __all__ = [
     "DiLoCo",
     "Ended",
     "Exchange",
+    "FetchedState",
     "FixedCohort",
     "GiveUp",
     "GroupCohort",
     "GroupExchange",
     "Healed",
-<<<<<<< HEAD
     "History",
     "Lighthouse",
     "LocalSGD",
     "Measured",
+    "OfferedState",
     "OnThisHost",
     "Orchestrator",
     "Place",
-=======
-    "LocalSGD",
-    "OfferedState",
->>>>>>> 618e252 (States that live peers offer and newcomers read, one-sided, from several, checked; TorchFT's checkpoint transport over it)
     "ProcessGroupExchange",
     "Recipe",
     "Recover",
@@ -81,8 +70,8 @@ __all__ = [
     "ReplicaFailed",
     "Report",
     "Round",
-<<<<<<< HEAD
     "Rung",
+    "StateOffer",
     "Stateful",
     "Stepped",
     "Struck",
@@ -91,11 +80,7 @@ __all__ = [
     "TrainersStarted",
     "Training",
     "TrainingPlan",
-=======
-    "StateOffer",
-    "Stateful",
     "fetch_state",
->>>>>>> 618e252 (States that live peers offer and newcomers read, one-sided, from several, checked; TorchFT's checkpoint transport over it)
     "nesterov",
     "train",
 ]
@@ -105,6 +90,7 @@ _WITH_TORCH = {
     "cohort": ("Cohort", "FixedCohort", "GroupCohort"),
     "diloco": ("DiLoCo", "nesterov"),
     "exchange": ("Exchange", "GroupExchange", "ProcessGroupExchange"),
+    "healing": ("FetchedState", "OfferedState", "StateOffer", "fetch_state"),
     "lighthouse": ("Lighthouse",),
     "local_sgd": ("LocalSGD",),
     "orchestrator": ("Allocator", "Ended", "OnThisHost", "Orchestrator", "Replica", "train"),

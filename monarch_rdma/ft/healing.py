@@ -32,7 +32,7 @@ from ..sharding.state_dict import Publication
 from ..sharding.units import Units
 from .healing_check import Checksums, Verification, copied_with_checksums, on_one_thread
 
-__all__ = ["Healed", "OfferedState", "StateOffer", "fetch_state"]
+__all__ = ["FetchedState", "OfferedState", "StateOffer", "fetch_state"]
 
 _UNIT = 8 << 20  # bytes that are read at once
 _ALIGNMENT = 64  # bytes
@@ -60,7 +60,7 @@ class _Place:
 
 
 @dataclass(frozen=True)
-class Healed:
+class FetchedState:
     """A state that was read. `verified`: of its bytes, those whose checksums were compared. `replaced`: ranks that were
     lost meanwhile, and whose part came from others.
     """
@@ -165,7 +165,7 @@ def fetch_state(
     timeout: float | None = 60,
     progress: Callable[[int, int], None] | None = None,
     engine: Engine | None = None,
-) -> Healed:
+) -> FetchedState:
     """Reads the newest version on offer, from all that offer it. Whoever is lost meanwhile is replaced by others.
 
     `into`: a state whose tensors are written in place, DTensors and those in `layouts` in their own layout; else new
@@ -200,7 +200,7 @@ def fetch_state(
     state = _put_together(pickle.loads(given[0].structure), targets)
     spent = time.monotonic() - begin
     peers = tuple(dict.fromkeys(offer.replica for offer in given))
-    return Healed(state, newest, report.bytes, verified, spent, peers, report.replaced)
+    return FetchedState(state, newest, report.bytes, verified, spent, peers, report.replaced)
 
 
 def _as_one_job(offers: Sequence[StateOffer], engine: Engine) -> dict[int, tuple[Offer, Checksums]]:

@@ -17,7 +17,7 @@ from torchft.checkpointing import CheckpointTransport
 from ..errors import ConfigError, TransferTimeout, VersionChanged
 from ..rdma import Engine, default_engine
 from ..rdma.names import look_up, publish, unpublish
-from .healing import Healed, OfferedState, StateOffer, fetch_state
+from .healing import FetchedState, OfferedState, StateOffer, fetch_state
 
 __all__ = ["OneSidedTransport"]
 
@@ -37,7 +37,7 @@ class OneSidedTransport(CheckpointTransport[T]):  # type: ignore[misc, unused-ig
         self._offered: OfferedState | None = None
         self._is_published = False
         self._num_sent = 0
-        self.last: Healed | None = None
+        self.last: FetchedState | None = None
 
     def metadata(self) -> str:
         """Where others find what this process offers: the same at all times."""
