@@ -42,22 +42,26 @@ def test_torchfts_own_test_of_transports(engines: list[Engine], is_one_engine: b
             torch.distributed.destroy_process_group()
 
 
-def test_a_source_trains_on_and_is_read_again(engines: list[Engine]) -> None:
+def test_a_source_trains_on_and_is_read_again(engines: list[Engine], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("monarch_rdma.ft.torchft_transport._PART", 1 << 20)
     source, other = OneSidedTransport[Any](engine=engines[0]), OneSidedTransport[Any](engine=engines[1])
     where = source.metadata()
     weights = torch.randn(1000, 900)
     for step in (3, 4, 9):
-        source.send_checkpoint([1], step, {"user": {"w": weights, "step": step}}, SECONDS)
+        source.send_checkpoint(
+            [1], step, {"user": {"w": weights, "v": [weights + 1, weights[:9]], "step": step}}, SECONDS
+        )
         source.disallow_checkpoint()
         sent = weights.clone()
         weights.add_(1)  # before anybody has read
         got = other.recv_checkpoint(0, where, step, SECONDS)
         assert torch.equal(got["user"]["w"], sent) and got["user"]["step"] == step
-        assert other.last is not None and other.last.verified == weights.nbytes
+        assert torch.equal(got["user"]["v"][0], sent + 1) and torch.equal(got["user"]["v"][1], sent[:9])
+        assert other.last is not None and other.last.verified == other.last.bytes == 2 * weights.nbytes + 32_400
         assert source.metadata() == where
     source.send_checkpoint([1], 10, {"user": {"w": weights, "more": weights[0]}}, SECONDS)  # other tensors
     assert torch.equal(other.recv_checkpoint(0, where, 10, SECONDS)["user"]["more"], weights[0])
-    with pytest.raises(TimeoutError, match="timed out: .* has not offered step 11"):
+    with pytest.raises(TimeoutError, match="timed out: .* has not offered all of step 11"):
         other.recv_checkpoint(0, where, 11, timedelta(seconds=0.05))
     source.shutdown()
     engines[0].close()

@@ -32,7 +32,7 @@ from ..sharding.state_dict import Publication
 from ..sharding.units import Units
 from .healing_check import Checksums, Verification, copied_with_checksums, on_one_thread
 
-__all__ = ["FetchedState", "OfferedState", "StateOffer", "fetch_state"]
+__all__ = ["FetchedState", "OfferedState", "StateOffer", "fetch_state", "put_together", "taken_apart"]
 
 _UNIT = 8 << 20  # bytes that are read at once
 _ALIGNMENT = 64  # bytes
@@ -101,7 +101,7 @@ class OfferedState:
             raise ConfigError(f"memory is {memory!r}, but must be copy or in_place")
         self._engine = engine or default_engine()
         self._memory, self._as_local, self._replica = memory, as_local, replica
-        tensors, self._structure = _taken_apart(state, as_local)
+        tensors, self._structure = taken_apart(state, as_local)
         self._copies = _room_for(tensors, self._engine) if memory == "copy" else {}
         served = {name: _as_before(tensors[name], copy) for name, copy in self._copies.items()} or tensors
         self._checksums = {} if memory == "copy" else copied_with_checksums(tensors, {})
@@ -132,7 +132,7 @@ class OfferedState:
         """
         if self._memory != "copy":
             raise ConfigError('renew() is for memory="copy": tensors in place are offered as they are')
-        tensors, structure = _taken_apart(state, self._as_local)
+        tensors, structure = taken_apart(state, self._as_local)
         if _signature(tensors) != _signature(self._copies) or self._publication is None:
             return False
         with self._publication.update(version):
@@ -185,7 +185,7 @@ def fetch_state(
     engine = engine or default_engine()
     sources = _as_one_job(given, engine)
     offered = [offer for offer, _ in sources.values()]
-    targets = _new_tensors(offered) if into is None else _taken_apart(into, as_local=False)[0]
+    targets = _new_tensors(offered) if into is None else taken_apart(into, as_local=False)[0]
     if into is not None and set(targets) != set(offered[0].tensors):
         differ = sorted(set(targets) ^ set(offered[0].tensors))
         raise ConfigError(f"into and the state that is offered have not the same tensors: they differ in {differ[:5]}")
@@ -197,7 +197,7 @@ def fetch_state(
     with on_one_thread():
         report = reader.reshard.run(version=newest, timeout=timeout, progress=progress, on_read=on_read)
         verified = check.finish() if check is not None else 0
-    state = _put_together(pickle.loads(given[0].structure), targets)
+    state = put_together(given[0].structure, targets)
     spent = time.monotonic() - begin
     peers = tuple(dict.fromkeys(offer.replica for offer in given))
     return FetchedState(state, newest, report.bytes, verified, spent, peers, report.replaced)
@@ -243,8 +243,8 @@ def _layouts_of(offers: Mapping[int, tuple[Offer, Checksums]]) -> dict[str, BoxL
 # --- states as trees
 
 
-def _taken_apart(state: Any, as_local: bool) -> tuple[dict[str, Tensor], bytes]:
-    """Tensors by their path, and the tree with places in their stead."""
+def taken_apart(state: Any, as_local: bool) -> tuple[dict[str, Tensor], bytes]:
+    """Tensors by their path, and the tree with places in their stead, pickled."""
     leaves, spec = pytree.tree_flatten_with_path(state)
     tensors: dict[str, Tensor] = {}
     places: list[Any] = []
@@ -259,14 +259,16 @@ def _taken_apart(state: Any, as_local: bool) -> tuple[dict[str, Tensor], bytes]:
     return tensors, pickle.dumps(pytree.tree_unflatten(places, spec))
 
 
-def _put_together(tree: Any, tensors: Mapping[str, Tensor]) -> Any:
+def put_together(structure: bytes, tensors: Mapping[str, Tensor]) -> Any:
+    """The tree again."""
+
     def tensor_of(leaf: Any) -> Any:
         if not isinstance(leaf, _Place):
             return leaf
         tensor = tensors[leaf.name]
         return tensor if leaf.spec is None else _dtensor(tensor, leaf.spec)
 
-    return pytree.tree_map(tensor_of, tree, is_leaf=lambda leaf: isinstance(leaf, _Place))
+    return pytree.tree_map(tensor_of, pickle.loads(structure), is_leaf=lambda leaf: isinstance(leaf, _Place))
 
 
 def _new_tensors(offers: Sequence[Offer]) -> dict[str, Tensor]:

@@ -19,7 +19,7 @@ from ..sharding.reads import Read, Strided, ends_of
 __all__ = ["Checksums", "Verification", "copied_with_checksums", "on_one_thread"]
 
 _BLOCK = 1 << 20  # bytes that have a checksum together
-_STEP = 4 << 20  # bytes that are copied before their checksums are made: they are still in the cache
+_STEP = 1 << 20  # bytes that are copied before their checksums are made: they are still in the cache
 
 Checksums = dict[str, list[int]]  # of the local part of each tensor
 
