@@ -8,8 +8,12 @@ smallest and the largest.
 
 - lane: reads of the same bytes into the same tensors, nothing else
 - heal: `fetch_state` into existing tensors, checksums included; the goal is 0.8 of the lane
-- transports, whole: send and receive of a checkpoint as TorchFT's Manager calls them; ours copies, makes checksums and
-  compares them; HTTP and PG (over gloo, in place) do not
+- transports: send and receive of a checkpoint, from the call of one to the end of the other. Ours makes checksums
+  and compares them, of a copy or in place; HTTP and PG (over gloo) serve it in place, without. PG and ours
+  write into existing tensors
+
+"cpu" is what both processes have computed together, which other load on the machine changes less; "first" is that of
+the first time, when memory is new.
 """
 
 from __future__ import annotations
@@ -41,6 +45,12 @@ def state_of(mib: int, fill: Callable[[int], float]) -> dict[str, Any]:
     return {"user": {f"w{n}": torch.full((TENSOR // 4096, 1024), fill(n)) for n in range(count)}, "step": 1}
 
 
+def cpu_seconds() -> float:
+    """Of all threads of this process so far."""
+    spent = os.times()
+    return spent.user + spent.system
+
+
 class Side:
     """What source and newcomer have in common. Rank 0 is the source."""
 
@@ -57,7 +67,8 @@ class Side:
         gloo.configure(f"127.0.0.1:{port}/bench", str(rank), rank, 2)
         in_place: Any = lambda: self.state  # noqa: E731
         self.transports: dict[str, Any] = {
-            "ours": OneSidedTransport[Any](engine=self.engine),
+            "ours, copied": OneSidedTransport[Any](engine=self.engine, state_dict=in_place),
+            "ours, in place": OneSidedTransport[Any](engine=self.engine, state_dict=in_place, memory="in_place"),
             "HTTP": HTTPTransport(timeout=LIMIT, num_chunks=0),
             "PG over gloo": PGTransport(gloo, LIMIT, torch.device("cpu"), state_dict=in_place),
         }
@@ -91,12 +102,11 @@ def source_process(port: int, fd: int, mib: int, lanes: str) -> None:
             line.send(side.offer())
             continue
         line.send("begun")
-        begin = time.perf_counter()
+        begin = cpu_seconds()
         side.transports[what].send_checkpoint([1], step, side.state, LIMIT)
-        seconds = time.perf_counter() - begin
         line.recv()
         side.transports[what].disallow_checkpoint()
-        line.send(seconds)
+        line.send(cpu_seconds() - begin)
     for transport in side.transports.values():
         transport.shutdown(wait=False)
     os._exit(0)  # TorchFT's threads may not end
@@ -154,7 +164,7 @@ class Newcomer:
         got = self.side.transports[name].recv_checkpoint(0, self.where[name], self.step, LIMIT)
         seconds = self._checked(begin, got)
         self.line.send("done")
-        self.line.recv()
+        self.source_cpu = self.line.recv()
         return seconds
 
     def _checked(self, begin: float, state: Any) -> float:
@@ -175,25 +185,37 @@ def measure(mib: int, lanes: str, rounds: int) -> dict[str, list[float]]:
         "lane": newcomer.lane,
         "heal": newcomer.heal,
         "heal, unchecked": newcomer.heal_unverified,
-        **{name: partial(newcomer.transport, name) for name in ("ours", "HTTP", "PG over gloo")},
+        **{
+            name: partial(newcomer.transport, name)
+            for name in ("ours, copied", "ours, in place", "HTTP", "PG over gloo")
+        },
     }
     seconds: dict[str, list[float]] = {name: [] for name in contenders}
+    cpu: dict[str, list[float]] = {}
     for round_ in range(rounds + 1):
         names = list(contenders)
         turn = round_ % len(names)
         for name in names[turn:] + names[:turn]:
+            newcomer.source_cpu = 0.0
+            before = cpu_seconds()
             took = contenders[name]()
+            cpu.setdefault(name, []).append(cpu_seconds() - before + newcomer.source_cpu)
             if round_:  # the first one warms up
                 seconds[name].append(took)
     newcomer.close()
     rate = newcomer.nbytes / 1e9
     for name, each in seconds.items():
-        print(f"  {name:16} {statistics.median(each):7.3f} s  {rate / statistics.median(each):6.2f} GB/s")
+        usual, (first, *later) = statistics.median(each), cpu[name]
+        spent = f"cpu {statistics.median(later):.3f} s, first {first:.3f} s"
+        print(f"  {name:16} {usual:7.3f} s  {rate / usual:6.2f} GB/s, {spent}")
     for what, a, b in (
         ("heal against the lane (goal 0.8)", "lane", "heal"),
         ("heal, unchecked, against the lane", "lane", "heal, unchecked"),
-        ("ours against HTTP", "HTTP", "ours"),
-        ("ours against PG over gloo", "PG over gloo", "ours"),
+        *(
+            (f"{ours} against {theirs}", theirs, ours)
+            for ours in ("ours, copied", "ours, in place")
+            for theirs in ("HTTP", "PG over gloo")
+        ),
     ):
         ratios = sorted(x / y for x, y in zip(seconds[a], seconds[b], strict=True))
         print(f"  {what:34} {statistics.median(ratios):6.2f} x  ({ratios[0]:.2f} to {ratios[-1]:.2f})")

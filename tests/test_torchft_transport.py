@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import unittest
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
 
 import pytest
 import torch
 
-from monarch_rdma.errors import PeerLost
+from monarch_rdma.errors import ConfigError, PeerLost
 from monarch_rdma.rdma import Engine, Secret
 
 pytest.importorskip("torchft", reason="package torchft is not installed")
@@ -30,10 +31,10 @@ def engines(secret: Secret) -> Iterator[list[Engine]]:
         engine.close()
 
 
-@pytest.mark.parametrize("is_one_engine", [True, False])
-def test_torchfts_own_test_of_transports(engines: list[Engine], is_one_engine: bool) -> None:
+@pytest.mark.parametrize("options", [{}, {"memory": "in_place"}], ids=str)
+def test_torchfts_own_test_of_transports(engines: list[Engine], options: dict[str, Any]) -> None:
     def make(rank: int, world_size: int) -> Any:
-        return OneSidedTransport(engine=engines[0 if is_one_engine else rank])
+        return OneSidedTransport(engine=engines[0 if options else rank], **options)
 
     try:
         run_multi_recovery_test(unittest.TestCase(), make, torch.device("cpu"))
@@ -68,3 +69,42 @@ def test_a_source_trains_on_and_is_read_again(engines: list[Engine], monkeypatch
     with pytest.raises(PeerLost):
         other.recv_checkpoint(0, where, 10, SECONDS)
     other.shutdown()
+
+
+def test_in_place_the_source_waits_for_its_readers(engines: list[Engine]) -> None:
+    weights = torch.randn(1000, 900)
+    mine = {"w": torch.zeros(1000, 900), "other": torch.zeros(3)}
+    source = OneSidedTransport[Any](memory="in_place", engine=engines[0])
+    other = OneSidedTransport[Any](state_dict=lambda: mine, engine=engines[1])
+    sent = weights.clone()
+    source.send_checkpoint([1], 5, {"w": weights, "other": torch.ones(4)}, SECONDS)
+
+    def trains_on() -> None:
+        source.disallow_checkpoint()
+        weights.zero_()
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(trains_on)
+        got = other.recv_checkpoint(0, source.metadata(), 5, SECONDS)
+        waiting.result(20)
+    assert torch.equal(got["w"], sent) and torch.equal(got["other"], torch.ones(4))  # of another shape: all anew
+    assert got["w"] is not mine["w"]
+    source.send_checkpoint([1], 6, {"w": sent, "other": torch.ones(3)}, SECONDS)
+    assert other.recv_checkpoint(0, source.metadata(), 6, SECONDS)["w"].data_ptr() == mine["w"].data_ptr()
+    assert torch.equal(mine["w"], sent)
+    source.disallow_checkpoint()
+    with pytest.raises(PeerLost):  # it may change by now
+        other.recv_checkpoint(0, source.metadata(), 6, SECONDS)
+    for transport in (source, other):
+        transport.shutdown()
+        transport.shutdown()
+
+
+def test_in_place_a_reader_that_does_not_come_is_not_waited_for_for_ever(engines: list[Engine]) -> None:
+    source = OneSidedTransport[Any](memory="in_place", patience=0.05, engine=engines[0])
+    source.disallow_checkpoint()  # nothing was sent
+    source.send_checkpoint([1, 2], 5, {"w": torch.ones(4)}, SECONDS)
+    source.disallow_checkpoint()
+    source.shutdown()
+    with pytest.raises(ConfigError, match="memory is 'shared'"):
+        OneSidedTransport[Any](memory="shared", engine=engines[0])

@@ -1,8 +1,8 @@
 """Checkpoints of TorchFT over one-sided reads: `torchft.Manager(checkpoint_transport=OneSidedTransport(), ...)`.
 
-A replica that is behind reads the state out of a copy that the source keeps, while the source trains on. The copy is
-made part by part, and a part is read while the next one is copied. Needs package torchft (extra `ft`); nothing else of
-this library imports it.
+A replica that is behind reads the state out of the memory of one that is not: where it is, which the source does not
+change until it has been read, or out of a copy, while the source trains on. The copy is made part by part, and one part
+is read while the next one is copied. Needs package torchft (extra `ft`); nothing else of this library imports it.
 """
 
 from __future__ import annotations
@@ -10,23 +10,26 @@ from __future__ import annotations
 import pickle
 import time
 import uuid
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import timedelta
-from typing import TypeVar, cast
+from typing import Any, TypeVar, cast
 
+import numpy as np
+import torch
 from torch import Tensor
 from torchft.checkpointing import CheckpointTransport
 
 from ..errors import ConfigError, TransferTimeout, VersionChanged
-from ..rdma import Engine, default_engine
+from ..rdma import Engine, RDMAAction, RDMABuffer, default_engine, shared_memory
 from ..rdma.names import look_up, publish, unpublish
 from .healing import OfferedState, StateOffer, fetch_state, put_together, taken_apart
 
 __all__ = ["OneSidedTransport", "Received"]
 
 T = TypeVar("T")
-_PART = 64 << 20  # bytes of tensors that are offered together
+Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # and dtypes
+_PART = 128 << 20  # bytes of tensors that are offered together
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02  # seconds between looks for what is not offered yet
 
 
@@ -47,7 +50,8 @@ class _Checkpoint:
     step: int
     structure: bytes
     count: int
-    parts: tuple[StateOffer, ...]
+    done: bytes  # a word that each reader adds 1 to
+    parts: tuple[tuple[Shapes, StateOffer], ...]
 
 
 class OneSidedTransport(CheckpointTransport[T]):  # type: ignore[misc, unused-ignore]  # without torchft: Any
@@ -56,8 +60,26 @@ class OneSidedTransport(CheckpointTransport[T]):  # type: ignore[misc, unused-ig
     `last` says how the last checkpoint came.
     """
 
-    def __init__(self, *, engine: Engine | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        memory: str = "copy",
+        state_dict: Callable[[], T] | None = None,
+        patience: float = 10.0,
+        engine: Engine | None = None,
+    ) -> None:
+        """`memory`: "copy", where the source trains on at once; or "in_place", where it waits before its next update
+        until all have read, for at most `patience` seconds: less work, and no memory. `state_dict`: gives a state whose
+        tensors are written in place where they are alike, else new ones are made.
+        """
+        if memory not in ("copy", "in_place"):
+            raise ConfigError(f"memory is {memory!r}, but must be copy or in_place")
+        self._memory, self._state_dict, self._patience = memory, state_dict, patience
         self._engine = engine or default_engine()
+        self._done = np.frombuffer(shared_memory(8, engine=self._engine), dtype=np.int64)
+        self._done_word = RDMABuffer(self._done, engine=self._engine)
+        self._num_readers = 0
+        self._is_over = False
         self._name = f"ft/checkpoint/{uuid.uuid4().hex}"
         self._parts: list[OfferedState] = []
         self._num_sent = 0
@@ -68,17 +90,19 @@ class OneSidedTransport(CheckpointTransport[T]):  # type: ignore[misc, unused-ig
         return f"{self._engine.address} {self._name}"
 
     def send_checkpoint(self, dst_ranks: list[int], step: int, state_dict: T, timeout: timedelta) -> None:
-        """Copies the state and offers it; returns when all is copied, perhaps before it is read. The copy's memory is
-        kept for later.
-        """
+        """Offers the state; returns before it is read. Of a copy the memory is kept for later."""
+        if self._memory == "in_place":
+            self._withdraw()
         tensors, structure = taken_apart(state_dict, as_local=True)
         parts = _parts_of(tensors)
         self._num_sent += 1
-        self._publish(_Checkpoint(self._num_sent, step, structure, len(parts), ()))
-        offers: list[StateOffer] = []
+        self._done[0], self._num_readers = 0, len(dst_ranks)
+        checkpoint = _Checkpoint(self._num_sent, step, structure, len(parts), self._done_word.to_bytes(), ())
+        self._publish(checkpoint)
         for number, part in enumerate(parts):
-            offers.append(self._offered(number, part))
-            self._publish(_Checkpoint(self._num_sent, step, structure, len(parts), tuple(offers)))
+            shapes = {name: (tuple(tensor.shape), tensor.dtype) for name, tensor in part.items()}
+            checkpoint = replace(checkpoint, parts=(*checkpoint.parts, (shapes, self._offered(number, part))))
+            self._publish(checkpoint)
         for left_over in self._parts[len(parts) :]:
             left_over.close()
         del self._parts[len(parts) :]
@@ -89,14 +113,21 @@ class OneSidedTransport(CheckpointTransport[T]):  # type: ignore[misc, unused-ig
         if number < len(self._parts):
             self._parts[number].close()
             del self._parts[number]
-        self._parts.insert(number, OfferedState(part, version=self._num_sent, engine=self._engine))
+        options: dict[str, Any] = {"version": self._num_sent, "memory": self._memory, "engine": self._engine}
+        self._parts.insert(number, OfferedState(part, **options))
         return self._parts[number].offer
 
     def _publish(self, checkpoint: _Checkpoint) -> None:
         publish(self._engine, self._name, pickle.dumps(checkpoint))
 
     def disallow_checkpoint(self) -> None:
-        """Nothing to wait for: readers have the copy, and what the training changes is not that."""
+        """Returns when the training may change the state: with a copy at once, else when all have read it."""
+        if self._memory == "copy" or not self._parts:
+            return
+        deadline = time.monotonic() + self._patience
+        while self._done[0] < self._num_readers and time.monotonic() < deadline:
+            time.sleep(_FIRST_PAUSE)
+        self._withdraw()
 
     def recv_checkpoint(self, src_rank: int, metadata: str, step: int, timeout: timedelta) -> T:
         """Waits until the source offers this step, and reads it. DTensors come as this rank's part, on the CPU.
@@ -104,10 +135,11 @@ class OneSidedTransport(CheckpointTransport[T]):  # type: ignore[misc, unused-ig
         Raises TransferTimeout, PeerLost, ProtocolError where what came is not what was offered.
         """
         source = _Source(self._engine, metadata, step, time.monotonic() + timeout.total_seconds(), timeout)
+        into = taken_apart(self._state_dict(), as_local=True)[0] if self._state_dict is not None else {}
         begin = time.monotonic()
         while True:
             try:
-                state, nbytes, verified = source.read()
+                state, nbytes, verified = source.read(into)
             except VersionChanged:
                 continue  # it was offered anew meanwhile
             self.last = Received(nbytes, verified, time.monotonic() - begin)
@@ -115,9 +147,15 @@ class OneSidedTransport(CheckpointTransport[T]):  # type: ignore[misc, unused-ig
 
     def shutdown(self, wait: bool = True) -> None:
         """Ends what is offered."""
+        if self._is_over:
+            return
+        self._is_over = True
         if self._num_sent:
             unpublish(self._engine, self._name)
-            self._num_sent = 0
+        self._withdraw()
+        self._done_word.drop().get()
+
+    def _withdraw(self) -> None:
         for part in self._parts:
             part.close()
         self._parts.clear()
@@ -133,8 +171,8 @@ class _Source:
     deadline: float
     timeout: timedelta
 
-    def read(self) -> tuple[object, int, int]:
-        """The state, its bytes, and how many of them were verified."""
+    def read(self, into: Mapping[str, Tensor]) -> tuple[object, int, int]:
+        """The state, its bytes, and how many of them were verified. Parts that are like those of `into` go there."""
         tensors: dict[str, Tensor] = {}
         verified = have = number = 0
         while True:
@@ -142,12 +180,14 @@ class _Source:
             if have and checkpoint.number != number:
                 raise VersionChanged("the source has sent another checkpoint of this step", operation="read")
             number = checkpoint.number
-            for offer in checkpoint.parts[have:]:
-                healed = fetch_state(offer, timeout=self._left(), engine=self.engine)
-                tensors |= healed.state
-                verified += healed.verified
+            for shapes, offer in checkpoint.parts[have:]:
+                found = fetch_state(offer, into=_alike(into, shapes), timeout=self._left(), engine=self.engine)
+                tensors |= found.state
+                verified += found.verified
             have = len(checkpoint.parts)
             if have == checkpoint.count:
+                word = RDMABuffer.from_bytes(checkpoint.done, engine=self.engine)
+                RDMAAction().fetch_add(word, np.zeros(1, dtype=np.int64), 1).submit().get(self._left())
                 state = put_together(checkpoint.structure, tensors)
                 return state, sum(tensor.nbytes for tensor in tensors.values()), verified
 
@@ -181,6 +221,17 @@ class _Source:
             peer=address,
             operation="read",
         )
+
+
+def _alike(into: Mapping[str, Tensor], shapes: Shapes) -> dict[str, Tensor] | None:
+    """Those of `into` with these names, if all of them can take what is offered."""
+    wanted = {}
+    for name, (shape, dtype) in shapes.items():
+        tensor = into.get(name)
+        if tensor is None or tuple(tensor.shape) != shape or tensor.dtype != dtype or tensor.device.type != "cpu":
+            return None
+        wanted[name] = tensor
+    return wanted
 
 
 def _parts_of(tensors: Mapping[str, Tensor]) -> Sequence[dict[str, Tensor]]:
