@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -205,3 +206,36 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
         DiLoCo([model, model], FixedCohort(Alone()), every=2)
     with pytest.raises(ConfigError, match="no parameter that is trained"):
         DiLoCo(nn.Tanh(), FixedCohort(Alone()), every=2)
+
+
+def test_over_process_groups_of_torchft() -> None:
+    """Which are configured anew when members change: one leaves in its third round, which the others make again."""
+    pytest.importorskip("torchft", reason="package torchft is not installed")
+    from torchft.process_group import ProcessGroupGloo
+
+    store = torch.distributed.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+    def member(number: int, group: Group) -> Any:
+        gloo, trainer, sizes = ProcessGroupGloo(timeout=timedelta(seconds=20)), Trainer(number), []
+
+        def configured(name: str, size: int) -> Any:
+            gloo.configure(f"127.0.0.1:{store.port}/{name}", f"replica {number}", number, size)
+            sizes.append(size)
+            return gloo
+
+        cohort = FixedCohort(configured("all", 3), regroup=lambda error: configured("rest", 2))
+        with DiLoCo(trainer.model, cohort, every=2) as diloco:
+            for step in range(8):
+                if (number, step) == (2, 5):
+                    gloo.abort()
+                    return None
+                trainer.step()
+                diloco.step()
+        gloo.shutdown()
+        assert sizes == [3, 2]
+        return flat(trainer.model)
+
+    reference = Reference({number: Trainer(number) for number in range(3)}, whole, every=2)
+    reference.run(8, lambda number: range(3) if number < 2 else range(2))
+    for number, weights in enumerate(in_threads(3, member)[:2]):
+        assert torch.equal(weights, flat(reference.trainers[number].model))

@@ -75,12 +75,30 @@ class Cohort(Protocol):
 
 
 class FixedCohort:
-    """The members of an exchange, or of a torch.distributed or TorchFT process group: the loss of one is an error."""
+    """The members of an exchange, or of a process group of torch.distributed or TorchFT, which whoever made it replaces
+    by another one, with `use`, between two rounds.
+    """
 
-    def __init__(self, members: Exchange | Any, names: Sequence[Any] | None = None) -> None:
-        is_exchange = hasattr(members, "all_to_all") and hasattr(members, "names")
-        self._exchange: Exchange = members if is_exchange else ProcessGroupExchange(members, names)
+    def __init__(
+        self,
+        members: Exchange | Any,
+        names: Sequence[Any] | None = None,
+        *,
+        regroup: Callable[[Exception], Any] | None = None,
+    ) -> None:
+        """`names`: of the ranks of a process group. `regroup`: called when an averaging fails; returns other members,
+        as for `use`, among whom the round is made again, or raises. None: the failure is raised.
+        """
         self.rounds = 0
+        self._regroup = regroup
+        self._exchange: Exchange
+        self.use(members, names)
+
+    def use(self, members: Exchange | Any, names: Sequence[Any] | None = None, *, rounds: int | None = None) -> None:
+        """From now on these are the members. `rounds`: how many a newcomer has, which took over another's state."""
+        is_exchange = hasattr(members, "all_to_all") and hasattr(members, "names")
+        self._exchange = members if is_exchange else ProcessGroupExchange(members, names)
+        self.rounds = self.rounds if rounds is None else rounds
 
     @property
     def names(self) -> tuple[Any, ...]:
@@ -93,8 +111,17 @@ class FixedCohort:
         return False
 
     def average(self, offering: Offering) -> Tensor | None:
-        agree(self._exchange, self.rounds, offering, wants_others=False)
-        mean = mean_of(self._exchange, offering.wire, offering.contribution)
+        while True:
+            try:
+                agree(self._exchange, self.rounds, offering, wants_others=False)
+                mean = mean_of(self._exchange, offering.wire, offering.contribution)
+                break
+            except ConfigError:
+                raise
+            except (*LOST, RuntimeError) as error:  # the latter is what torch's process groups raise
+                if self._regroup is None:
+                    raise
+                self.use(self._regroup(error))
         self.rounds += 1
         return mean
 
