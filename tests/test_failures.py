@@ -49,7 +49,7 @@ class Resources:
         self.fds = len(os.listdir("/proc/self/fd"))
         with open("/proc/self/maps") as maps:
             self.mappings = sum("monarch_rdma" in line for line in maps)
-        self.named = set(os.listdir("/dev/shm"))
+        self.named = {name for name in os.listdir("/dev/shm") if "monarch" in name}
         self.children = [child for child in Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()]
 
     def above(self, before: Resources) -> list[str]:

@@ -101,6 +101,11 @@ class Reshard:
                 raise ConfigError(f"words has none for the ranks {sorted(missing)}, but the plan reads from them")
             self._words = {rank: RemoteWord(buffer) for rank, buffer in words.items()}
 
+    @property
+    def lost(self) -> tuple[int, ...]:
+        """Ranks that runs have found lost, also ones that failed: they are not asked again."""
+        return tuple(sorted(self._gone))
+
     def _prepared(self, tensor: TensorCopies, copies: Any) -> Iterable[Read]:
         most = None if self._units is None else self._units.unit_bytes
         target = self._targets[tensor.target]
