@@ -8,6 +8,7 @@ import signal
 import socket
 import stat
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -44,9 +45,10 @@ def demand(*flags: str) -> None:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Path:
-    tmp_path.chmod(0o700)
-    return tmp_path
+def directory() -> Iterator[Path]:
+    """For sockets, whose paths are short."""
+    with tempfile.TemporaryDirectory(prefix="monarch_rdma-test-") as made:
+        yield Path(made)
 
 
 def sockets(directory: Path) -> list[Path]:

@@ -58,7 +58,8 @@ PROGRAM = """
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProgram]:
-    with RunningProgram(tmp_path_factory.mktemp("top"), PROGRAM % "") as running:
+    patient = {"MONARCH_RDMA_HEARTBEAT_TIMEOUT": "60"}  # with a process that is stopped while commands start
+    with RunningProgram(tmp_path_factory.mktemp("top"), PROGRAM % "", **patient) as running:
         running.line("ready")
         yield running
 

@@ -77,6 +77,7 @@ KINDS = {
     "job.host_lost": "the agent on a host of a job is lost: job, mesh, rank, address, message",
     "job.warned": "the scheduler will end a job soon: job, message",
     "job.ended": "a job has ended that its client did not end: job, message",
+    "replica.decided": "what a training's orchestrator does about a replica: replica, decision, delay (s), reason",
     "epoch.proposed": "members are asked to go into another epoch: epoch (term and number), members",
     "epoch.committed": "an epoch begins: epoch, members, departed (with reasons)",
     "epoch.superseded": "another coordination of the same membership has taken over: term",
