@@ -19,6 +19,7 @@ import sys
 import threading
 import urllib.error
 import urllib.request
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -38,6 +39,7 @@ KINDS = {
     "MonarchMesh": "monarch.pytorch.org/v1alpha1/monarchmeshes",
 }
 _VERBS = {"get", "list", "watch", "create", "patch", "delete"}
+BY = "By"  # a header of the cluster's own requests
 TOKEN = "Bearer let me in"
 _uids = itertools.count(1)
 
@@ -60,12 +62,13 @@ def _secret_of(pod: dict[str, Any]) -> str:
 
 class _Server(kmock.KubernetesEmulator):
     """With what kmock leaves out: selectors, uids, logs (by pod), and refusals, as (status, reason, message) by method
-    and plural.
+    and plural. `hiccups`: how many requests, by the same, are refused for the moment.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.refusals: dict[tuple[str, str], tuple[int, str, str]] = {}
+        self.hiccups: Counter[tuple[str, str]] = Counter()
         self.logs: dict[str, str] = {}
 
     async def _serve_list(self, request: Any) -> Any:
@@ -81,7 +84,11 @@ class _Server(kmock.KubernetesEmulator):
         if request.headers.get("Authorization") != TOKEN:
             raise kmock.KubernetesError(401, "Unauthorized", "Unauthorized")
         if request.resource is not None:
-            refusal = self.refusals.get((request.method.value.upper(), request.resource.plural))
+            about = request.method.value.upper(), request.resource.plural
+            if self.hiccups[about] > 0 and BY not in request.headers:
+                self.hiccups[about] -= 1
+                raise kmock.KubernetesError(503, "ServiceUnavailable", "the API server is starting")
+            refusal = self.refusals.get(about)
             if refusal is not None:
                 raise kmock.KubernetesError(*refusal)
         if request.subresource == "log":
@@ -131,7 +138,7 @@ class FakeCluster:
         url = f"{self.url}{root}/{version}/namespaces/{namespace}/{plural}" + (f"/{name}" if name else "")
         data = None if body is None else json.dumps(body).encode()
         headers = {"Content-Type": "application/merge-patch+json" if method == "PATCH" else "application/json"}
-        headers["Authorization"] = TOKEN
+        headers |= {"Authorization": TOKEN, BY: "the cluster"}
         with urllib.request.urlopen(urllib.request.Request(url, data, headers, method=method), timeout=10) as answer:
             return json.loads(answer.read() or b"{}")
 

@@ -256,6 +256,15 @@ def test_what_is_not_installed_in_the_cluster(cluster: FakeCluster, workload: st
     assert is_empty(cluster), "what was made before the refusal is left"
 
 
+def test_an_api_server_that_hesitates_is_asked_again(cluster: FakeCluster) -> None:
+    cluster.on_schedule = lambda pod: {"phase": "Pending"}
+    job = job_of()
+    job.apply()
+    cluster.server.hiccups["GET", "statefulsets"] = 2
+    assert job.status().phase == "queued" and not cluster.server.hiccups["GET", "statefulsets"]
+    job.kill()
+
+
 def test_a_name_that_is_taken(cluster: FakeCluster) -> None:
     cluster.on_schedule = lambda pod: {"phase": "Pending"}
     first = job_of()

@@ -17,6 +17,7 @@ __all__ = ["RESOURCES", "ApiError", "Cluster"]
 
 _NAMESPACE_FILE = "/var/run/secrets/kubernetes.io/serviceaccount/namespace"  # in every pod that has an account
 _TIMEOUT = 30.0  # seconds for one answer
+_PASSING = (429, 500, 502, 503, 504)  # after which a request that changes nothing is made again
 _INSTALL = "the Kubernetes client is not installed; run: pip install 'monarch-rdma[kubernetes]'"
 
 
@@ -177,7 +178,9 @@ class Cluster:
                 headers=self._headers(),
                 body=None if body is None else json.dumps(body),
                 timeout=urllib3.Timeout(connect=10.0, read=_TIMEOUT),
-                retries=urllib3.Retry(total=2, read=False, status=False, backoff_factor=0.2),
+                retries=urllib3.Retry(
+                    total=4, connect=2, backoff_factor=0.5, status_forcelist=_PASSING, raise_on_status=False
+                ),
                 preload_content=False,
             )
         except urllib3.exceptions.HTTPError as error:
