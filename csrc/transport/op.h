@@ -9,6 +9,7 @@
 #include <string>
 
 #include "../base/error.h"
+#include "../base/light_lock.h"
 #include "../base/loop.h"
 #include "../memory/region.h"
 
@@ -124,7 +125,7 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
 
   std::atomic<uint32_t> state_{0};
   std::shared_ptr<mr::OpHelper> helper();
-  std::mutex lock_;
+  mr::LightLock lock_;
   std::shared_ptr<mr::OpHelper> helper_;
   std::shared_ptr<mr_completions> completions_;
   uint64_t tag_ = 0;

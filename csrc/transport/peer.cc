@@ -87,16 +87,7 @@ Peer::Peer(Home& home, Address address) : home_(home), address_(std::move(addres
 
 Peer::~Peer() { assert(pending_.empty()); }
 
-std::shared_ptr<const Peer::Links> Peer::links() {
-  std::lock_guard guard(links_lock_);
-  return links_;
-}
-
-void Peer::set_links_on_loop(Links links) {
-  auto fresh = std::make_shared<const Links>(std::move(links));
-  std::lock_guard guard(links_lock_);
-  links_ = std::move(fresh);
-}
+void Peer::set_links_on_loop(Links links) { links_.set(std::make_shared<const Links>(std::move(links))); }
 
 // ---- The life of an operation ----
 

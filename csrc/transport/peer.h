@@ -11,6 +11,7 @@
 #include <unordered_set>
 #include <vector>
 
+#include "../base/published.h"
 #include "control.h"
 #include "dialer.h"
 #include "inbox.h"
@@ -147,7 +148,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   void serve_request_on_loop(uint16_t type, ByteView payload, std::vector<Fd> fds, std::function<void(Reply)> answer);
   void settle_on_loop(uint64_t request_id, Reply reply);
 
-  std::shared_ptr<const Links> links();
+  std::shared_ptr<const Links> links() const { return links_.get(); }
   void set_links_on_loop(Links links);
 
   Home& home_;
@@ -169,8 +170,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   std::unique_ptr<ProcessWatch> process_;
   std::unique_ptr<MayTrace> may_trace_;
 
-  std::mutex links_lock_;
-  std::shared_ptr<const Links> links_ = std::make_shared<const Links>();
+  Published<Links> links_;  // replaced on the loop
 
   // Message window towards the peer.
   std::mutex window_lock_;

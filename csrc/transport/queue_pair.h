@@ -9,6 +9,7 @@
 #include <span>
 #include <vector>
 
+#include "../base/light_lock.h"
 #include "op.h"
 #include "verbs.h"
 
@@ -189,13 +190,13 @@ class QueuePair : public OpHelper, public std::enable_shared_from_this<QueuePair
   std::atomic<bool> hot_{false};                             // no events are asked for
   uint64_t seen_head_ = 0, seen_tail_ = 0, idle_looks_ = 0;  // the poller's
 
-  std::mutex post_lock_;
+  LightLock post_lock_;
   bool shut_ = false;
   uint32_t num_batched_ = 0;
   std::vector<ibv_send_wr> batch_;
   std::vector<ibv_sge> sges_;
 
-  std::mutex poll_lock_;
+  LightLock poll_lock_;
   uint64_t known_until_ = 0;  // all requests before it have succeeded
   bool failed_ = false;       // a completion told of a failure: all that follow do
 

@@ -90,15 +90,25 @@ KeptRanges::Range KeptRanges::covering(uint64_t begin, uint64_t size) const {
 
 // ---- The cache ----
 
+bool LocalMemory::begins_later(uint64_t address, const std::shared_ptr<const Entry>& entry) {
+  return address < entry->registration->base();
+}
+
+uint64_t LocalMemory::size_of(const Entries& entries) {
+  uint64_t bytes = 0;
+  for (const auto& entry : entries) bytes += entry->registration->size();
+  return bytes;
+}
+
 LocalMemory::LocalMemory(ProtectionDomainRef domain, const KeptRanges& kept, MemoryWorker worker, uint64_t budget,
                          bool on_demand)
     : domain_(std::move(domain)), kept_(kept), worker_(std::move(worker)), budget_(budget), on_demand_(on_demand) {}
 
-RegistrationRef LocalMemory::find_locked(uint64_t address, uint64_t length) const {
-  auto at = entries_.upper_bound(address);
-  for (size_t seen = 0; at != entries_.begin() && seen < kMaxNested; ++seen) {
-    --at;
-    const Entry& entry = at->second;
+RegistrationRef LocalMemory::find(uint64_t address, uint64_t length) const {
+  const auto entries = entries_.get();
+  auto at = std::upper_bound(entries->begin(), entries->end(), address, begins_later);
+  for (size_t seen = 0; at != entries->begin() && seen < kMaxNested; ++seen) {
+    const Entry& entry = **--at;
     if (!entry.registration->covers(address, length)) continue;
     entry.used.store(tick_.fetch_add(1, std::memory_order_relaxed), std::memory_order_relaxed);
     return entry.registration;
@@ -106,9 +116,24 @@ RegistrationRef LocalMemory::find_locked(uint64_t address, uint64_t length) cons
   return nullptr;
 }
 
-RegistrationRef LocalMemory::find(uint64_t address, uint64_t length) const {
-  std::shared_lock guard(lock_, std::try_to_lock);
-  return guard ? find_locked(address, length) : nullptr;
+void LocalMemory::replace(const Change& change) {
+  std::shared_ptr<const Entries> before;
+  std::lock_guard guard(changing_);
+  before = entries_.get();
+  auto fresh = change(*before);
+  if (!fresh) return;
+  bytes_ = size_of(*fresh);
+  entries_.set(std::move(fresh));
+}
+
+void LocalMemory::erase(const std::function<bool(const RegistrationRef&)>& goes) {
+  replace([&](const Entries& before) -> std::shared_ptr<Entries> {
+    const auto matches = [&](const auto& entry) { return goes(entry->registration); };
+    if (std::none_of(before.begin(), before.end(), matches)) return nullptr;
+    auto fresh = std::make_shared<Entries>(before);
+    std::erase_if(*fresh, matches);
+    return fresh;
+  });
 }
 
 RegistrationRef LocalMemory::make(uint8_t* base, uint64_t size, bool on_device) {
@@ -118,67 +143,48 @@ RegistrationRef LocalMemory::make(uint8_t* base, uint64_t size, bool on_device) 
 
 RegistrationRef LocalMemory::get(uint8_t* address, uint64_t length, bool on_device) {
   const auto begin = reinterpret_cast<uintptr_t>(address);
-  {
-    std::shared_lock guard(lock_);
-    if (auto found = find_locked(begin, length)) return found;
-  }
+  if (auto found = find(begin, length)) return found;
   const auto range = kept_.covering(begin, length);
   if (range.end == 0) return make(address, length, on_device);
   auto made = make(reinterpret_cast<uint8_t*>(range.begin), range.end - range.begin, on_device);
-  std::vector<RegistrationRef> evicted;  // let go of when the lock is free
-  std::unique_lock guard(lock_);
-  // It may have been forgotten while the kernel pinned it.
-  if (kept_.covering(range.begin, range.end - range.begin).end == 0) return made;
-  entries_.emplace(range.begin, made)->second.used.store(tick_.fetch_add(1));
-  bytes_ += made->size();
-  evict_locked(evicted);
+  replace([&](const Entries& before) -> std::shared_ptr<Entries> {
+    // It may have been forgotten while the kernel pinned it.
+    if (kept_.covering(range.begin, range.end - range.begin).end == 0) return nullptr;
+    auto fresh = std::make_shared<Entries>(before);
+    fresh->insert(std::upper_bound(fresh->begin(), fresh->end(), range.begin, begins_later),
+                  std::make_shared<const Entry>(made, tick_.fetch_add(1)));
+    evict(*fresh);
+    return fresh;
+  });
   return made;
 }
 
-void LocalMemory::evict_locked(std::vector<RegistrationRef>& out) {
-  while (bytes_.load() > budget_) {
-    auto oldest = entries_.end();
-    for (auto at = entries_.begin(); at != entries_.end(); ++at)
-      if (at->second.registration.use_count() == 1 &&
-          (oldest == entries_.end() || at->second.used.load() < oldest->second.used.load()))
+void LocalMemory::evict(Entries& entries) const {
+  for (uint64_t bytes = size_of(entries); bytes > budget_;) {
+    auto oldest = entries.end();
+    for (auto at = entries.begin(); at != entries.end(); ++at)
+      if ((*at)->registration.use_count() == 1 &&
+          (oldest == entries.end() || (*at)->used.load() < (*oldest)->used.load()))
         oldest = at;
-    if (oldest == entries_.end()) return;
-    bytes_ -= oldest->second.registration->size();
-    out.push_back(std::move(oldest->second.registration));
-    entries_.erase(oldest);
+    if (oldest == entries.end()) return;
+    bytes -= (*oldest)->registration->size();
+    entries.erase(oldest);
   }
 }
 
 void LocalMemory::forget(uint64_t address, uint64_t length) {
-  std::vector<RegistrationRef> gone;
-  std::unique_lock guard(lock_);
-  for (auto at = entries_.begin(); at != entries_.end();) {
-    const Registration& entry = *at->second.registration;
-    const bool overlaps = entry.base() < address + length && address < entry.base() + entry.size();
-    if (!overlaps || kept_.covering(entry.base(), entry.size()).end != 0) {
-      ++at;
-      continue;
-    }
-    bytes_ -= entry.size();
-    gone.push_back(std::move(at->second.registration));
-    at = entries_.erase(at);
-  }
+  erase([&](const RegistrationRef& known) {
+    const bool overlaps = known->base() < address + length && address < known->base() + known->size();
+    return overlaps && kept_.covering(known->base(), known->size()).end == 0;
+  });
 }
 
 void LocalMemory::remove(const RegistrationRef& registration) {
-  std::unique_lock guard(lock_);
-  const auto [first, last] = entries_.equal_range(registration->base());
-  const auto found =
-      std::find_if(first, last, [&](const auto& each) { return each.second.registration == registration; });
-  if (found == last) return;
-  bytes_ -= registration->size();
-  entries_.erase(found);  // the caller still holds it
+  erase([&](const RegistrationRef& known) { return known == registration; });
 }
 
 void LocalMemory::clear() {
-  std::unique_lock guard(lock_);
-  entries_.clear();
-  bytes_ = 0;
+  erase([](const RegistrationRef&) { return true; });
 }
 
 // ---- Staging ----

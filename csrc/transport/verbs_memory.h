@@ -8,9 +8,9 @@
 #include <memory>
 #include <mutex>
 #include <set>
-#include <shared_mutex>
 #include <vector>
 
+#include "../base/published.h"
 #include "../base/workers.h"
 #include "../memory/region.h"
 #include "verbs.h"
@@ -81,7 +81,7 @@ class LocalMemory {
   // budget: bytes of idle registrations that are kept. `worker` carries out what deregisters.
   LocalMemory(ProtectionDomainRef domain, const KeptRanges& kept, MemoryWorker worker, uint64_t budget, bool on_demand);
 
-  // From the cache, or null. Never waits; null too where another thread is changing the cache.
+  // From the cache, or null. Takes no lock.
   RegistrationRef find(uint64_t address, uint64_t length) const;
   // From the cache, or new; may take long. Throws MR_REGISTRATION.
   RegistrationRef get(uint8_t* address, uint64_t length, bool on_device = false);
@@ -94,20 +94,27 @@ class LocalMemory {
  private:
   struct Entry {
     RegistrationRef registration;
-    mutable std::atomic<uint64_t> used{0};
-    explicit Entry(RegistrationRef registration) : registration(std::move(registration)) {}
+    mutable std::atomic<uint64_t> used;
+    Entry(RegistrationRef registration, uint64_t now) : registration(std::move(registration)), used(now) {}
   };
-  RegistrationRef find_locked(uint64_t address, uint64_t length) const;
+  using Entries = std::vector<std::shared_ptr<const Entry>>;  // by base
+
+  static bool begins_later(uint64_t address, const std::shared_ptr<const Entry>& entry);
+  static uint64_t size_of(const Entries& entries);
   RegistrationRef make(uint8_t* base, uint64_t size, bool on_device);
-  void evict_locked(std::vector<RegistrationRef>& out);
+  // What takes the place of the entries; null: they stay. What leaves is let go of without the lock.
+  using Change = std::function<std::shared_ptr<Entries>(const Entries& before)>;
+  void replace(const Change& change);
+  void erase(const std::function<bool(const RegistrationRef&)>& goes);
+  void evict(Entries& entries) const;
 
   const ProtectionDomainRef domain_;
   const KeptRanges& kept_;
   const MemoryWorker worker_;
   const uint64_t budget_;
   const bool on_demand_;
-  mutable std::shared_mutex lock_;
-  std::multimap<uint64_t, Entry> entries_;  // by base
+  std::mutex changing_;
+  Published<Entries> entries_;
   mutable std::atomic<uint64_t> tick_{0};
   std::atomic<uint64_t> bytes_{0};
 };
