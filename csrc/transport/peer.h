@@ -170,7 +170,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   std::unique_ptr<ProcessWatch> process_;
   std::unique_ptr<MayTrace> may_trace_;
 
-  Published<Links> links_;  // replaced on the loop
+  Published<const Links> links_{std::make_shared<const Links>()};  // replaced on the loop
 
   // Message window towards the peer.
   std::mutex window_lock_;

@@ -159,7 +159,7 @@ bool QueuePair::shut() {
   broken_.store(true);
   {
     std::lock_guard guard(post_lock_);
-    if (std::exchange(shut_, true)) return true;
+    if (std::exchange(shut_, true)) return is_destroyed_.load();
   }
   shutting_.store(true);
   ibv_qp_attr attr{};
@@ -171,6 +171,7 @@ bool QueuePair::shut() {
   while (flushes && !is_quiet() && Clock::now() < limit);
   if (!is_quiet()) await_event(true);
   const bool gone = destroy();
+  is_destroyed_.store(gone);
   if (gone) returned_until_.store(~0ull);
   tell_quiet();
   return gone;

@@ -24,7 +24,7 @@ struct Work {
   OpRef op;                                   // all of a small operation
   std::shared_ptr<void> owner;                // what `op` or a larger operation needs kept alive
   std::shared_ptr<const Registration> local;  // of the local memory
-  StagingBlocks* staging = nullptr;           // whose block the local bytes go through
+  std::shared_ptr<StagingBlocks> staging;     // whose block the local bytes go through
   uint8_t* staged = nullptr;                  // the block
   uint64_t begin = 0, length = 0;             // which bytes of the operation
   uint32_t kind = 0;                          // the poster's
@@ -184,7 +184,7 @@ class QueuePair : public OpHelper, public std::enable_shared_from_this<QueuePair
   std::atomic<bool> armed_{false};
   std::atomic<bool> broken_{false};
   std::atomic<bool> told_{false};  // the sink, that it is broken
-  std::atomic<bool> shutting_{false}, told_quiet_{false};
+  std::atomic<bool> shutting_{false}, told_quiet_{false}, is_destroyed_{false};
   std::atomic<int> helpers_{0};                              // threads that poll while they wait
   std::atomic<uint32_t> helped_{0};                          // requests in a row whose ends their waiters found
   std::atomic<bool> hot_{false};                             // no events are asked for

@@ -83,7 +83,7 @@ bool VerbsClient::post_small(const OpRef& ref) {
   QueuePair::Batch batch(*route->pair, false);
   if (!batch.has_room()) return false;
   if (!inlined && !work.local) {
-    work.staging = &route->card->staging;
+    work.staging = route->card->staging;
     work.staged = work.staging->take();
     if (work.staged == nullptr) return false;
     if (write) std::memcpy(work.staged, here, length);
@@ -418,7 +418,8 @@ bool VerbsClient::is_small(const VerbsTransfer& transfer) {
 bool VerbsClient::prepare(const VerbsTransferRef& transfer, size_t rail) {
   if (is_small(*transfer) && keys_for(transfer, rail) == nullptr) return false;
   auto& local = transfer->local[rail];
-  if (local.registration && local.registration->is_revoked()) local = {};
+  const bool is_of_another_card = local.registration && local.registration->domain() != rails_[rail].card->domain.get();
+  if (local.registration && (is_of_another_card || local.registration->is_revoked())) local = {};
   if (local.state == VerbsTransfer::Local::unknown && takes_turn_to_register(*transfer)) register_local(transfer, rail);
   const bool has_keys = local.state != VerbsTransfer::Local::failed && keys_for(transfer, rail) != nullptr;
   return has_keys && local.state == VerbsTransfer::Local::here && transfer->failure.ok();
@@ -490,14 +491,15 @@ void VerbsClient::let_others_register(VerbsTransfer& transfer) {
 void VerbsClient::register_local(const VerbsTransferRef& transfer, size_t rail) {
   const Op& op = *transfer->op;
   auto& local = transfer->local[rail];
-  const VerbsCardRef card = domain_->rails()[rail].card;
+  const VerbsCardRef card = rails_[rail].card;
   uint8_t* const begin = op.local + op.local_view.offset();
   const uint64_t length = op.local_view.bytes() == 0 ? 0 : op.local_view.end() - op.local_view.offset();
   local.registration =
-      length == 0 ? card->staging.registration() : card->memory.find(reinterpret_cast<uintptr_t>(begin), length);
+      length == 0 ? card->staging->registration() : card->memory.find(reinterpret_cast<uintptr_t>(begin), length);
   local.state = local.registration ? VerbsTransfer::Local::here : VerbsTransfer::Local::asked;
   if (local.registration) return;
-  const auto done = [self = shared_from_this(), transfer, rail](RegistrationRef made, const Status& status) {
+  const auto done = [self = shared_from_this(), transfer, rail, card](RegistrationRef made, const Status& status) {
+    self->domain_->on_failure(card, status);
     self->loop_.post([self, transfer, rail, made = std::move(made), status] {
       transfer->local[rail] = {made ? VerbsTransfer::Local::here : VerbsTransfer::Local::failed, made, status};
       if (self->closed_) return;
@@ -506,12 +508,14 @@ void VerbsClient::register_local(const VerbsTransferRef& transfer, size_t rail) 
     });
   };
   const bool on_device = op.local_device >= 0;
-  const bool begun = card->memory_worker.run([card, begin, length, on_device, done] {
+  const bool begun = card->memory_worker.enlist([card, begin, length, on_device, done](bool last) {
     try {
       done(card->memory.get(begin, length, on_device), {});
     } catch (const Error& error) {
+      if (!last) return false;
       done(nullptr, error.status());
     }
+    return true;
   });
   if (!begun)
     local = {VerbsTransfer::Local::failed, nullptr, fail(MR_REGISTRATION, "there is no thread to register memory")};

@@ -49,7 +49,7 @@ class VerbsClient : public QueuePair::Sink,
   static constexpr uint32_t kMaxRegistering = 256;     // operations that are not large whose memory is registered
 
   enum WorkKind : uint32_t { kSmallWork, kPart, kProbe, kAtomicWork };
-  using Staged = std::pair<StagingBlocks*, uint8_t*>;
+  using Staged = std::pair<std::shared_ptr<StagingBlocks>, uint8_t*>;
 
   // A connection: a queue pair of ours and its other end, from the first thought of it until the fence is up.
   struct Connection {
@@ -60,6 +60,7 @@ class VerbsClient : public QueuePair::Sink,
     State state = opening;
     bool known_there = false;  // an offer was sent
     bool ever_up = false;
+    VerbsCardRef card;
     QueuePairRef pair;
     std::shared_ptr<void> permit;
     Workers::StrandRef strand = Workers::new_strand();           // of all that the kernel is asked for it
@@ -78,7 +79,7 @@ class VerbsClient : public QueuePair::Sink,
     uint16_t their_lid = 0;
     bool reaches = false;  // a rail of theirs
     bool down = false;     // the port said so
-    bool dead = false;     // the card said so
+    VerbsCardRef card;     // of its queue pairs that are up
     uint32_t failures = 0;
     Time retry_at{};
     Time more_at{};                    // not before: a second queue pair could not be made
@@ -89,7 +90,7 @@ class VerbsClient : public QueuePair::Sink,
   // Where small operations go, for any thread.
   struct Route {
     QueuePairRef pair;
-    VerbsCard* card;
+    VerbsCardRef card;
     uint32_t their_rail;
   };
 
@@ -97,7 +98,15 @@ class VerbsClient : public QueuePair::Sink,
   void ask_rails();
   void open(size_t rail, uint32_t slot);
   void open_some(bool large);
-  void opened(const ConnectionRef& connection, QueuePairRef pair, std::shared_ptr<void> permit, const Status& status);
+  // What a worker has made for a connection.
+  struct Made {
+    VerbsCardRef card;
+    QueuePairRef pair;
+    std::shared_ptr<void> permit;
+    Status status;
+  };
+  Made make_pair(const Connection& connection);
+  void opened(const ConnectionRef& connection, Made made);
   void refuse(const ConnectionRef& connection, const Status& why);
   void connected(const ConnectionRef& connection, const Status& status);
   void up(const ConnectionRef& connection);
@@ -112,6 +121,7 @@ class VerbsClient : public QueuePair::Sink,
   void set_timer(const ConnectionRef& connection, double seconds, const char* what);
   void cancel_timer(Connection& connection);
   void choose_route();
+  void drop_old_routes();
   bool may_use(size_t rail) const;
   bool has_other_lanes(const Op& op) const;
   bool worth_waiting(const VerbsTransfer& transfer) const;
@@ -162,7 +172,7 @@ class VerbsClient : public QueuePair::Sink,
   void on_broken(QueuePair& pair) override;
   void on_quiet(QueuePair& pair) override;
   void on_port(size_t rail, bool up) override;
-  void on_card_dead(const VerbsCard& card) override;
+  void on_card_lost(const VerbsCardRef& card) override;
   void on_pair_event(uint32_t queue_pair, const char* what) override;
   void help(const mr_op& op, Time until) override;
 

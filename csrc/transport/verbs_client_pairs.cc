@@ -14,6 +14,7 @@ constexpr double kProbeTimeout = 2;  // of the first request on a new queue pair
 constexpr double kFirstPause = 0.05, kLongestPause = 5;  // before a rail that failed is tried again
 constexpr uint32_t kPatience = 6;     // failures of a rail in a row that an operation waits for which has no other lane
 constexpr uint32_t kMaxSetbacks = 4;  // queue pairs that fail under an operation
+constexpr double kSoon = 0.001;
 constexpr double kPatienceWithKernel = 0.2;  // for a queue pair to be shut, before its memory is taken from the card
 
 // About the way to the peer, not about the request: the rail is no good at the moment.
@@ -91,11 +92,10 @@ std::string VerbsClient::name_of(size_t rail) const { return domain_->rails()[ra
 
 bool VerbsClient::may_use(size_t rail) const {
   const RailState& state = rails_[rail];
-  if (!state.reaches || state.dead) return false;
+  if (!state.reaches) return false;
   if (!state.down) return true;
   // With all ports down the cards may yet bring it through: links flap.
-  return std::none_of(rails_.begin(), rails_.end(),
-                      [](const RailState& each) { return each.reaches && !each.dead && !each.down; });
+  return std::none_of(rails_.begin(), rails_.end(), [](const RailState& each) { return each.reaches && !each.down; });
 }
 
 // What an operation needs: for a small one the first rail that is fit, for a large one all.
@@ -117,7 +117,7 @@ bool VerbsClient::worth_waiting(const VerbsTransfer& transfer) const {
   const bool patient = !has_other_lanes(*transfer.op);
   for (size_t r = 0; r < rails_.size(); ++r) {
     const RailState& rail = rails_[r];
-    if (!rail.reaches || rail.dead || transfer.local[r].state == VerbsTransfer::Local::failed) continue;
+    if (!rail.reaches || transfer.local[r].state == VerbsTransfer::Local::failed) continue;
     if (patient && rail.failures < kPatience) return true;
     if (rail.failures == 0 && (!rail.down || rail.slots[0])) return true;
     for (const auto& connection : rail.slots)
@@ -133,7 +133,6 @@ std::string VerbsClient::why_unusable(const VerbsTransfer& transfer) const {
     const Status& local = transfer.local[r].why;
     const std::string why = !local.ok()      ? local.text
                             : !rail.reaches  ? "reaches no rail of the peer"
-                            : rail.dead      ? "its card has failed"
                             : !rail.why.ok() ? rail.why.text
                                              : "its port is down";
     out += (out.empty() ? "" : "; ") + name_of(r) + ": " + why;
@@ -150,43 +149,48 @@ void VerbsClient::open(size_t rail, uint32_t slot) {
   connection->slot = slot;
   rails_[rail].slots[slot] = connection;
   connections_.emplace(connection->number, connection);
-  const auto make = [self = shared_from_this(), connection, gid_index = rails_[rail].path.gids.ours.index] {
-    const VerbsRail& ours = self->domain_->rails()[connection->rail];
-    const mr_options& raw = self->domain_->options().raw;
-    QueuePairRef pair;
-    std::shared_ptr<void> permit;
-    Status status;
-    try {
-      if (const std::string stale = why_stale(*ours.card->context, ours); !stale.empty()) throw Error(MR_CONFIG, stale);
-      permit = self->domain_->take_pair();
-      QueuePairLimits limits;
-      limits.depth = raw.verbs_depth;
-      limits.max_sge = kMaxPieces;
-      limits.max_inline = raw.verbs_inline_bytes;
-      limits.rd_atomic = raw.verbs_rd_atomic;
-      limits.responder = 1;
-      limits.spin = raw.verbs_spin;
-      pair = std::make_shared<QueuePair>(ours.card->domain, ours.card->poller.channel(), ours.card->poller.new_id(),
-                                         self, limits, verbs_path(self->domain_->options(), ours), 0);
-      ours.card->poller.add(pair);
-    } catch (const Error& error) {
-      status = error.status();
-    }
-    self->loop_.post([self, connection, pair, permit, status] { self->opened(connection, pair, permit, status); });
+  const auto make = [self = shared_from_this(), connection] {
+    self->loop_.post([self, connection, made = self->make_pair(*connection)] { self->opened(connection, made); });
   };
   if (!domain_->workers().run(make, connection->strand))
     lose(connection, fail(MR_RESOURCE_EXHAUSTED, "no thread for queue pairs"), true);
 }
 
-void VerbsClient::opened(const ConnectionRef& connection, QueuePairRef pair, std::shared_ptr<void> permit,
-                         const Status& status) {
+// On a worker.
+VerbsClient::Made VerbsClient::make_pair(const Connection& connection) {
+  const VerbsRail& ours = domain_->rails()[connection.rail];
+  const mr_options& raw = domain_->options().raw;
+  Made out;
+  try {
+    out.card = domain_->need_card(connection.rail);
+    if (const std::string stale = why_stale(*out.card->context, ours); !stale.empty()) throw Error(MR_CONFIG, stale);
+    out.permit = domain_->take_pair();
+    QueuePairLimits limits;
+    limits.depth = raw.verbs_depth;
+    limits.max_sge = kMaxPieces;
+    limits.max_inline = raw.verbs_inline_bytes;
+    limits.rd_atomic = raw.verbs_rd_atomic;
+    limits.responder = 1;
+    limits.spin = raw.verbs_spin;
+    out.pair = std::make_shared<QueuePair>(out.card->domain, out.card->poller.channel(), out.card->poller.new_id(),
+                                           weak_from_this(), limits, verbs_path(domain_->options(), ours), 0);
+    out.card->poller.add(out.pair);
+  } catch (const Error& error) {
+    out.status = error.status();
+    domain_->on_failure(out.card, out.status);
+  }
+  return out;
+}
+
+void VerbsClient::opened(const ConnectionRef& connection, Made made) {
   if (!is_open(*connection)) {  // given up meanwhile
-    if (pair) domain_->workers().run([pair, permit] { pair->shut(); }, connection->strand);
+    if (made.pair) domain_->workers().run([made] { made.pair->shut(); }, connection->strand);
     return;
   }
-  if (!status.ok()) return refuse(connection, status);
-  connection->pair = std::move(pair);
-  connection->permit = std::move(permit);
+  connection->card = made.card;
+  if (!made.status.ok()) return refuse(connection, made.status);
+  connection->pair = std::move(made.pair);
+  connection->permit = std::move(made.permit);
   by_pair_[connection->pair.get()] = connection;
   connection->state = Connection::offered;
   connection->known_there = true;
@@ -224,12 +228,14 @@ void VerbsClient::on_accept(const VerbsAccept& accept) {
   path.global = rail.grh;
   std::memcpy(path.gid.raw, rail.gids.theirs.bytes.data(), rail.gids.theirs.bytes.size());
   path.lid = rails_[connection->rail].their_lid;
-  const auto connect = [self = shared_from_this(), connection, pair = connection->pair, path, accept] {
+  const auto connect = [self = shared_from_this(), connection, pair = connection->pair, card = connection->card, path,
+                        accept] {
     Status status;
     try {
       pair->connect(path, accept.end, accept.rd_atomic);
     } catch (const Error& error) {
       status = error.status();
+      self->domain_->on_failure(card, status);
     }
     self->loop_.post([self, connection, status] { self->connected(connection, status); });
   };
@@ -255,10 +261,13 @@ void VerbsClient::connected(const ConnectionRef& connection, const Status& statu
 }
 
 void VerbsClient::up(const ConnectionRef& connection) {
+  RailState& rail = rails_[connection->rail];
+  if (!is_up(connection->rail)) rail.card = connection->card;
+  if (rail.card != connection->card)  // the others are about to be lost with theirs
+    return lose(connection, fail(MR_PEER_LOST, "it is of another card than those that are up"), false);
   cancel_timer(*connection);
   connection->state = Connection::up;
   connection->ever_up = true;
-  RailState& rail = rails_[connection->rail];
   rail.failures = 0;
   rail.down = false;
   rail.why = {};
@@ -294,11 +303,22 @@ void VerbsClient::choose_route() {
       auto known = std::find_if(routes_.begin(), routes_.end(),
                                 [&](const auto& each) { return each->pair == connection->pair; });
       if (known == routes_.end())
-        known = routes_.insert(known, std::make_unique<Route>(Route{connection->pair, domain_->rails()[r].card.get(),
+        known = routes_.insert(known, std::make_unique<Route>(Route{connection->pair, connection->card,
                                                                     static_cast<uint32_t>(rails_[r].path.theirs)}));
       route_.store(known->get());
       return;
     }
+  }
+}
+
+// Who comes now finds the one in use, so who may hold another is inside.
+void VerbsClient::drop_old_routes() {
+  if (inside_.load() == 0) {
+    std::erase_if(routes_, [this](const auto& route) { return route.get() != route_.load(); });
+  } else {
+    loop_.at_on_loop(after(kSoon), [weak = weak_from_this()] {
+      if (const auto self = weak.lock()) self->drop_old_routes();
+    });
   }
 }
 
@@ -322,6 +342,7 @@ void VerbsClient::lose(const ConnectionRef& connection, Status why, bool blame_r
   connection->why = why;
   RailState& rail = rails_[connection->rail];
   if (rail.slots[connection->slot] == connection) rail.slots[connection->slot].reset();
+  if (!is_up(connection->rail)) rail.card.reset();
   route_.store(nullptr);
   ++closing_;
   if (was_up) {
@@ -361,10 +382,11 @@ void VerbsClient::try_later(size_t rail) {
 // Behind all else that the kernel is asked for this connection. No thread may hold the route while its queue pair is
 // shut; none can begin to. What never was up has nothing in the card's hands.
 void VerbsClient::shut(const ConnectionRef& connection) {
-  const auto work = [self = shared_from_this(), connection, pair = connection->pair, permit = connection->permit] {
+  const auto work = [self = shared_from_this(), connection, pair = connection->pair, card = connection->card,
+                     permit = connection->permit] {
     while (self->inside_.load() != 0) std::this_thread::yield();
     const bool gone = pair->shut();  // on_quiet tells
-    self->domain_->rails()[connection->rail].card->poller.remove(pair->id());
+    card->poller.remove(pair->id());
     if (!gone) return;
     self->loop_.post([connection] {
       for (const auto& [blocks, block] : std::exchange(connection->staged, {})) blocks->give_back(block);
@@ -389,7 +411,7 @@ void VerbsClient::on_quiet(QueuePair& pair) {
 // register anew.
 void VerbsClient::wrest(const ConnectionRef& connection) {
   if (connection->state != Connection::closing) return;
-  const VerbsCardRef card = domain_->rails()[connection->rail].card;
+  const VerbsCardRef card = connection->card;
   const auto in_use = connection->pair->local_in_use();
   for (const auto& registration : in_use) card->memory.remove(registration);
   domain_->workers().run([self = shared_from_this(), connection, in_use] {
@@ -435,6 +457,7 @@ void VerbsClient::bury(const ConnectionRef& connection, bool quiet) {
   }
   left.clear();
   connection->pair.reset();
+  connection->card.reset();
   connection->permit.reset();
   if (closed_ || !connection->known_there) {
     connections_.erase(connection->number);
@@ -444,9 +467,8 @@ void VerbsClient::bury(const ConnectionRef& connection, bool quiet) {
     host_.send_on_loop(kVerbsFence, Writer().put(connection->number).take());
   }
   if (closed_) return;
-  // Who comes now finds none, so who may hold one is inside.
-  if (route_.load() == nullptr && inside_.load() == 0) routes_.clear();
   choose_route();
+  drop_old_routes();
   if (!small_.empty() || !large_.empty()) open_some(!large_.empty());
   pump();
 }
@@ -519,15 +541,17 @@ void VerbsClient::on_port(size_t rail, bool up) {
   });
 }
 
-void VerbsClient::on_card_dead(const VerbsCard& card) {
-  loop_.run([weak = weak_from_this(), &card] {
+void VerbsClient::on_card_lost(const VerbsCardRef& card) {
+  loop_.run([weak = weak_from_this(), card] {
     const auto self = weak.lock();
     if (!self || self->closed_) return;
     for (size_t r = 0; r < self->rails_.size(); ++r) {
-      if (self->domain_->rails()[r].card.get() != &card) continue;
-      self->rails_[r].dead = true;
-      self->lose_rail(r, fail(MR_PEER_LOST, "the card " + card.name() + " has failed"));
+      if (self->domain_->rails()[r].device != card->name()) continue;
+      self->lose_rail(r, fail(MR_PEER_LOST, "the card " + card->name() + " has failed"));
+      for (const auto* queue : {&self->small_, &self->large_})
+        for (const auto& transfer : *queue) transfer->local[r] = {};
     }
+    self->drop_old_routes();
   });
 }
 

@@ -10,6 +10,7 @@ namespace {
 
 constexpr size_t kMaxThreads = 32;  // so many calls may be held by the kernel before others wait for them
 constexpr double kCloseLimit = 5;   // seconds
+constexpr double kReopenPause = 0.05;
 
 }  // namespace
 
@@ -36,55 +37,107 @@ VerbsCard::VerbsCard(VerbsContextRef opened, const KeptRanges& kept, std::shared
       memory_worker{std::move(workers)},
       memory(domain, kept, memory_worker, options.raw.verbs_cache_bytes,
              options.raw.verbs_on_demand != 0 && context->has_on_demand_paging()),
-      staging(domain),
+      staging(std::make_shared<StagingBlocks>(domain)),
       poller(context, std::move(on_event)) {}
 
-VerbsDomain::VerbsDomain(const Options& options)
-    : options_(options), pid_(this_pid()), workers_(std::make_shared<Workers>("mr_verbs", kMaxThreads)) {}
+VerbsDomain::VerbsDomain(const Verbs& verbs, const Options& options)
+    : verbs_(verbs),
+      options_(options),
+      pid_(this_pid()),
+      workers_(std::make_shared<Workers>("mr_verbs", kMaxThreads)) {}
 
 std::shared_ptr<VerbsDomain> VerbsDomain::open(const Verbs& verbs, const Options& options, std::string* why) {
   const RailChoice choice = choose_rails(verbs, options);
   if (!choice.status.ok()) throw Error(choice.status);
-  auto domain = std::shared_ptr<VerbsDomain>(new VerbsDomain(options));
+  auto domain = std::shared_ptr<VerbsDomain>(new VerbsDomain(verbs, options));
   *why = choice.why_none();
   for (const Rail& rail : choice.rails) {
-    auto& card = domain->cards_[rail.device];
+    auto& places = domain->places_;
+    auto found =
+        std::find_if(places.begin(), places.end(), [&](const auto& place) { return place->name == rail.device; });
     try {
-      if (!card)
-        card = std::make_shared<VerbsCard>(
-            VerbsContext::open(verbs, rail.device), domain->kept_, domain->workers_, options,
-            [weak = domain->weak_from_this(), name = rail.device](const ibv_async_event& event) {
-              if (const auto self = weak.lock()) self->on_card_event(name, event);
-            });
+      if (found == places.end()) {
+        const auto place = std::make_shared<CardPlace>(rail.device);
+        place->card.set(domain->open_card(rail.device));
+        found = places.insert(found, place);
+      }
       ibv_port_attr port{};
-      if (const int error = verbs.query_port(card->context->get(), static_cast<uint8_t>(rail.port), &port); error != 0)
+      ibv_context* const context = (*found)->card.get()->context->get();
+      if (const int error = verbs.query_port(context, static_cast<uint8_t>(rail.port), &port); error != 0)
         throw Error(verbs_failure(MR_CONFIG, "ibv_query_port", rail.name(), error));
-      domain->rails_.push_back({rail, card, std::max<uint64_t>(port.max_msg_sz, 4096)});
+      domain->rails_.push_back({rail, *found, std::max<uint64_t>(port.max_msg_sz, 4096)});
     } catch (const Error& error) {
-      domain->cards_.erase(rail.device);
       *why = error.what();
     }
   }
+  domain->is_open_ = true;
   if (!domain->rails_.empty()) return domain;
   domain->close();
   return nullptr;
 }
 
+// ---- Cards come and go ----
+
+// The last to let go of a card may be its own poller, or a thread that must not wait.
+VerbsCardRef VerbsDomain::open_card(const std::string& name) {
+  const VerbsContextRef context = VerbsContext::open(verbs_, name);
+  const auto on_event = [weak = weak_from_this(), at = context.get()](const ibv_async_event& event) {
+    if (const auto self = weak.lock(); self && self->is_open_) self->on_card_event(*at, event);
+  };
+  return VerbsCardRef(new VerbsCard(context, kept_, workers_, options_, on_event),
+                      [workers = workers_](const VerbsCard* card) {
+                        if (!workers->run([card] { delete card; })) delete card;
+                      });
+}
+
+VerbsCardRef VerbsDomain::need_card(size_t rail) {
+  CardPlace& place = *rails_[rail].place;
+  if (auto card = place.card.get()) return card;
+  const std::unique_lock guard(place.opening, std::try_to_lock);
+  if (!guard || Clock::now() < place.not_before)
+    throw Error(MR_CONFIG, place.name + " has failed, and is not back yet");
+  if (auto card = place.card.get()) return card;
+  place.not_before = after(kReopenPause);
+  auto card = open_card(place.name);
+  place.card.set(card);
+  return card;
+}
+
+void VerbsDomain::on_failure(const VerbsCardRef& card, const Status& failure) {
+  if (card && (failure.sys_errno == EIO || failure.sys_errno == ENODEV)) lose_card(card);
+}
+
+void VerbsDomain::lose_card(const VerbsCardRef& card) {
+  if (card->lost.exchange(true)) return;
+  for (const auto& place : places_)
+    if (place->card.get() == card) place->card.set(nullptr);
+  std::vector<std::weak_ptr<RegionGrant>> grants;
+  {
+    std::lock_guard guard(lock_);
+    grants = grants_;
+  }
+  for (const auto& each : grants)
+    if (const auto grant = each.lock()) grant->lose(*card->domain);
+  for (const auto& listener : listeners()) listener->on_card_lost(card);
+}
+
 // In a forked child the pollers' threads are let go of and nothing else: locks may have been held at the fork.
 void VerbsDomain::close() {
   if (!is_this_process(pid_)) {
-    for (auto& [name, card] : cards_) card->poller.close();
+    for (const auto& place : places_)
+      if (const auto card = place->card.get()) card->poller.close();
     return;
   }
   const auto closed = std::make_shared<std::promise<void>>();
   const auto finish = [self = shared_from_this(), closed] {
     self->workers_->close(-1);
-    for (auto& [name, card] : self->cards_) {
+    for (const auto& place : self->places_) {
+      const auto card = place->card.get();
+      if (!card) continue;
       card->memory.clear();
       card->poller.close();
+      place->card.set(nullptr);
     }
-    self->rails_.clear();
-    self->cards_.clear();
     closed->set_value();
   };
   auto end = closed->get_future();
@@ -100,12 +153,18 @@ void VerbsDomain::keep(const void* address, uint64_t size) { kept_.keep(reinterp
 
 void VerbsDomain::forget(const void* address, uint64_t size) {
   kept_.forget(reinterpret_cast<uintptr_t>(address), size);
-  for (auto& [name, card] : cards_) card->memory.forget(reinterpret_cast<uintptr_t>(address), size);
+  for (const auto& place : places_)
+    if (const auto card = place->card.get()) card->memory.forget(reinterpret_cast<uintptr_t>(address), size);
 }
 
 std::shared_ptr<RegionGrant> VerbsDomain::grant(const RegionRef& region) {
-  auto found = region->grant(
-      "verbs", [&] { return std::make_shared<RegionGrant>(region, workers_, options_.raw.verbs_atomics != 0); });
+  auto found = region->grant("verbs", [&] {
+    auto made = std::make_shared<RegionGrant>(region, workers_, options_.raw.verbs_atomics != 0);
+    std::lock_guard guard(lock_);
+    std::erase_if(grants_, [](const auto& each) { return each.expired(); });
+    grants_.push_back(made);
+    return made;
+  });
   return std::static_pointer_cast<RegionGrant>(found);
 }
 
@@ -147,7 +206,7 @@ std::vector<std::shared_ptr<VerbsListener>> VerbsDomain::listeners() {
   return out;
 }
 
-void VerbsDomain::on_card_event(const std::string& name, const ibv_async_event& event) {
+void VerbsDomain::on_card_event(const VerbsContext& context, const ibv_async_event& event) {
   const auto tell = [&](const auto& what) {
     for (const auto& listener : listeners()) what(*listener);
   };
@@ -155,12 +214,12 @@ void VerbsDomain::on_card_event(const std::string& name, const ibv_async_event& 
     case IBV_EVENT_PORT_ACTIVE:
     case IBV_EVENT_PORT_ERR:
       for (size_t i = 0; i < rails_.size(); ++i)
-        if (rails_[i].device == name && rails_[i].port == static_cast<uint32_t>(event.element.port_num))
+        if (rails_[i].device == context.name() && rails_[i].port == static_cast<uint32_t>(event.element.port_num))
           tell([&](VerbsListener& each) { each.on_port(i, event.event_type == IBV_EVENT_PORT_ACTIVE); });
       break;
     case IBV_EVENT_DEVICE_FATAL:
-      if (const auto card = cards_.at(name); !card->dead.exchange(true))
-        tell([&](VerbsListener& each) { each.on_card_dead(*card); });
+      for (const auto& place : places_)
+        if (const auto card = place->card.get(); card && card->context.get() == &context) lose_card(card);
       break;
     case IBV_EVENT_QP_FATAL:
     case IBV_EVENT_QP_REQ_ERR:

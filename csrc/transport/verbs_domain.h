@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "../base/published.h"
 #include "lanes.h"
 #include "options.h"
 #include "rails.h"
@@ -30,28 +31,42 @@ class VerbsCard {
   const ProtectionDomainRef domain;
   const MemoryWorker memory_worker;
   LocalMemory memory;
-  StagingBlocks staging;
+  const std::shared_ptr<StagingBlocks> staging;
   VerbsPoller poller;
-  std::atomic<bool> dead{false};        // the card said so
+  std::atomic<bool> lost{false};        // for good; see VerbsDomain::need_card
   std::atomic<uint32_t> responders{0};  // of max_res_rd_atom, granted to peers
 };
 using VerbsCardRef = std::shared_ptr<VerbsCard>;
 
+// Where a card is, or will be again.
+struct CardPlace {
+  explicit CardPlace(std::string name) : name(std::move(name)) {}
+
+  const std::string name;
+  Published<VerbsCard> card;  // null while there is none
+  std::mutex opening;
+  Time not_before{};  // under `opening`: the next try
+};
+
 struct VerbsRail : Rail {
-  VerbsCardRef card;
+  std::shared_ptr<CardPlace> place;
   uint64_t max_message = 0;  // bytes of one work request
+
+  VerbsCardRef card() const { return place->card.get(); }  // null while it is gone
 };
 
 // The attributes of queue pairs on a rail that options give; the way to the other end is not in it.
 QueuePairPath verbs_path(const Options& options, const VerbsRail& rail);
 
-// Hears of what happens to cards and ports. On a poller's thread.
+// Hears of what happens to cards and ports. Any thread.
 class VerbsListener {
  public:
-  virtual void on_port(size_t rail, bool up) = 0;
-  virtual void on_card_dead(const VerbsCard& card) = 0;
+  virtual void on_port(size_t /*rail*/, bool /*up*/) {}
+  // Nothing that was made with it is of use, and all of it is to be let go of: a device that was removed waits for
+  // that.
+  virtual void on_card_lost(const VerbsCardRef& card) = 0;
   // A queue pair of this card in trouble that no completion tells of.
-  virtual void on_pair_event(uint32_t queue_pair, const char* what) = 0;
+  virtual void on_pair_event(uint32_t /*queue_pair*/, const char* /*what*/) {}
 
  protected:
   ~VerbsListener() = default;
@@ -67,6 +82,11 @@ class VerbsDomain : public MemoryKeeper, public std::enable_shared_from_this<Ver
 
   const std::vector<VerbsRail>& rails() const { return rails_; }
   const Options& options() const { return options_; }
+  // The card of a rail; where it was lost, the device of that name as it is now. May take long. Throws MR_CONFIG while
+  // there is none.
+  VerbsCardRef need_card(size_t rail);
+  // A call on the card failed: where errno says that the device is gone, the card is lost.
+  void on_failure(const VerbsCardRef& card, const Status& failure);
   // For calls that may take long. The kernel may hold any of them: none is made on the loop or a poller's thread.
   Workers& workers() { return *workers_; }
 
@@ -84,18 +104,23 @@ class VerbsDomain : public MemoryKeeper, public std::enable_shared_from_this<Ver
   std::vector<std::shared_ptr<VerbsListener>> listeners();
 
  private:
-  explicit VerbsDomain(const Options& options);
-  void on_card_event(const std::string& card, const ibv_async_event& event);
+  VerbsDomain(const Verbs& verbs, const Options& options);
+  VerbsCardRef open_card(const std::string& name);
+  void lose_card(const VerbsCardRef& card);
+  void on_card_event(const VerbsContext& context, const ibv_async_event& event);
 
+  const Verbs& verbs_;
   const Options options_;
   const int pid_;
   const std::shared_ptr<Workers> workers_;
   KeptRanges kept_;
-  std::map<std::string, VerbsCardRef> cards_;
+  std::vector<std::shared_ptr<CardPlace>> places_;  // these two stay as they are from is_open_ on
   std::vector<VerbsRail> rails_;
+  std::atomic<bool> is_open_{false};
   std::atomic<uint32_t> num_pairs_{0};
   std::mutex lock_;
   std::vector<std::weak_ptr<VerbsListener>> listeners_;
+  std::vector<std::weak_ptr<RegionGrant>> grants_;
 };
 
 }  // namespace mr

@@ -15,6 +15,7 @@ class VerbsLink : public Link {
         client_(std::make_shared<VerbsClient>(host, domain)),
         server_(std::make_shared<VerbsServer>(host, domain)) {
     domain->listen(client_);
+    domain->listen(server_);
   }
 
   const char* lane() const override { return "verbs"; }

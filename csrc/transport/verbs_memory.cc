@@ -17,7 +17,7 @@ uint64_t piece_size(const ProtectionDomain& domain, uint64_t size) {
 // Deregistration may take long, and the last one to need a registration is often a thread that must not wait.
 RegistrationRef owned_by(const MemoryWorker& worker, std::unique_ptr<Registration> made) {
   return RegistrationRef(made.release(), [worker](const Registration* registration) {
-    if (!worker.run([registration] { delete registration; })) delete registration;
+    if (!worker.delist([registration] { delete registration; })) delete registration;
   });
 }
 
@@ -41,7 +41,10 @@ std::unique_ptr<MemoryRegion> region_on_device(const ProtectionDomainRef& domain
 }  // namespace
 
 Registration::Registration(const ProtectionDomainRef& domain, uint8_t* base, uint64_t size, int access, bool on_device)
-    : base_(reinterpret_cast<uintptr_t>(base)), size_(size), piece_bytes_(piece_size(*domain, size)) {
+    : domain_(domain.get()),
+      base_(reinterpret_cast<uintptr_t>(base)),
+      size_(size),
+      piece_bytes_(piece_size(*domain, size)) {
   for (uint64_t at = 0; at < size; at += piece_bytes_) {
     const uint64_t length = std::min(piece_bytes_, size - at);
     pieces_.push_back(on_device ? region_on_device(domain, base + at, length, access)
@@ -61,6 +64,15 @@ bool Registration::revoke() const {
   std::lock_guard guard(revoking_);
   for (const auto& piece : pieces_) refused_ |= !has_ended(piece->destroy());
   return !refused_;
+}
+
+bool MemoryWorker::enlist(std::function<bool(bool last)> attempt) const {
+  const auto first = [self = *this, attempt = std::move(attempt)] {
+    if (attempt(false)) return;
+    const auto again = [attempt] { (void)attempt(true); };
+    if (!self.delist(again)) again();
+  };
+  return workers->run(first, registering);
 }
 
 // ---- What stays ----
@@ -256,6 +268,18 @@ RegistrationRef RegionGrant::get(const ProtectionDomainRef& domain) {
 void RegionGrant::on_revoked(std::function<void()> tell) {
   std::lock_guard guard(lock_);
   if (!revoked_) tell_.push_back(std::move(tell));
+}
+
+void RegionGrant::lose(const ProtectionDomain& domain) {
+  std::vector<std::function<void()>> tell;
+  decltype(registrations_)::node_type gone;
+  {
+    std::lock_guard guard(lock_);
+    gone = registrations_.extract(&domain);
+    if (!gone.empty()) tell = std::exchange(tell_, {});
+  }
+  for (const auto& each : tell) each();
+  if (!gone.empty()) workers_->run([registration = std::move(gone.mapped())] {});  // which lets go of it
 }
 
 bool RegionGrant::revoke() {

@@ -24,6 +24,7 @@ class Registration {
   // on_device: by its dma-buf, or where there is none as if it were the host's, which needs a driver's help (peermem).
   Registration(const ProtectionDomainRef& domain, uint8_t* base, uint64_t size, int access, bool on_device = false);
 
+  const ProtectionDomain* domain() const { return domain_; }
   uint64_t base() const { return base_; }
   uint64_t size() const { return size_; }
   bool covers(uint64_t address, uint64_t length) const {
@@ -41,6 +42,7 @@ class Registration {
   bool is_revoked() const { return revoked_.load(); }  // or about to be
 
  private:
+  const ProtectionDomain* const domain_;
   const uint64_t base_, size_;
   uint64_t piece_bytes_;
   std::vector<std::unique_ptr<MemoryRegion>> pieces_;
@@ -50,12 +52,16 @@ class Registration {
 };
 using RegistrationRef = std::shared_ptr<const Registration>;
 
-// Registering and deregistering at one card, one after the other.
+// Registering at one card, one range after the other, and deregistering, beside it: a call for one that the kernel
+// holds does not hold up the other.
 struct MemoryWorker {
   std::shared_ptr<Workers> workers;
-  Workers::StrandRef strand = Workers::new_strand();
+  Workers::StrandRef registering = Workers::new_strand(), deregistering = Workers::new_strand();
 
-  bool run(std::function<void()> task) const { return workers->run(std::move(task), strand); }
+  // `attempt` tells whether it succeeded. If not it comes once more, as the last, behind what is being deregistered:
+  // the card may know as many ranges as it can. False: there is no thread.
+  bool enlist(std::function<bool(bool last)> attempt) const;
+  bool delist(std::function<void()> task) const { return workers->run(std::move(task), deregistering); }
 };
 
 // Ranges that stay mapped to the same pages until they are forgotten: only there may a registration outlive the
@@ -114,7 +120,7 @@ class LocalMemory {
   const uint64_t budget_;
   const bool on_demand_;
   std::mutex changing_;
-  Published<Entries> entries_;
+  Published<const Entries> entries_{std::make_shared<const Entries>()};
   mutable std::atomic<uint64_t> tick_{0};
   std::atomic<uint64_t> bytes_{0};
 };
@@ -149,7 +155,9 @@ class RegionGrant : public Grant, public std::enable_shared_from_this<RegionGran
   // May take long. Throws MR_REGISTRATION, or MR_ACCESS_DENIED once the region is dropped.
   RegistrationRef get(const ProtectionDomainRef& domain);
   bool revoke() override;
-  // Called once, from inside the first revoke: peers that have keys are told to forget them.
+  // The card is gone. Peers are told to forget what they have of the region, and may ask again.
+  void lose(const ProtectionDomain& domain);
+  // Called once, from inside the first revoke or loss: peers that have keys are told to forget them.
   void on_revoked(std::function<void()> tell);
   bool atomics() const { return atomics_; }
 

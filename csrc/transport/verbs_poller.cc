@@ -90,6 +90,16 @@ void VerbsPoller::take_completion_events() {
     }
     if (pair && pair->on_event()) watched_.push_back(pair);
   }
+  unwatch_if_gone(channel_->fd());
+}
+
+// The descriptors of a device that was removed are ready for ever, and not every driver tells of it first.
+void VerbsPoller::unwatch_if_gone(int fd) {
+  if (errno != EIO && errno != ENODEV) return;
+  (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
+  ibv_async_event gone{};
+  gone.event_type = IBV_EVENT_DEVICE_FATAL;
+  on_event_(gone);
 }
 
 void VerbsPoller::look_in() {
@@ -105,6 +115,7 @@ void VerbsPoller::take_card_events() {
     on_event_(event);
     context_->verbs().ack_async_event(&event);
   }
+  unwatch_if_gone(context_->get()->async_fd);
 }
 
 }  // namespace mr

@@ -31,6 +31,7 @@ class VerbsPoller {
 
  private:
   void thread_main();
+  void unwatch_if_gone(int fd);
   void take_completion_events();
   void look_in();
   void take_card_events();

@@ -31,10 +31,16 @@ void VerbsServer::on_offer(const VerbsOffer& offer) {
   const auto strand = strands_[offer.number] = Workers::new_strand();
   const auto make = [self = shared_from_this(), offer] {
     VerbsAccept accept;
+    VerbsCardRef card;
     try {
-      accept = self->make_pair(offer);
+      if (offer.rail >= self->domain_->rails().size())
+        throw Error(MR_PROTOCOL, "an offer for rail " + std::to_string(offer.rail) + " of " +
+                                     std::to_string(self->domain_->rails().size()));
+      card = self->domain_->need_card(offer.rail);
+      accept = self->make_pair(offer, card);
     } catch (const Error& error) {
       accept.status = error.status();
+      self->domain_->on_failure(card, accept.status);
     }
     accept.number = offer.number;
     self->answer(accept);
@@ -55,23 +61,21 @@ void VerbsServer::answer(const VerbsAccept& accept) {
   });
 }
 
-VerbsAccept VerbsServer::make_pair(const VerbsOffer& offer) {
-  if (offer.rail >= domain_->rails().size())
-    throw Error(MR_PROTOCOL,
-                "an offer for rail " + std::to_string(offer.rail) + " of " + std::to_string(domain_->rails().size()));
+VerbsAccept VerbsServer::make_pair(const VerbsOffer& offer, const VerbsCardRef& card) {
   const VerbsRail& rail = domain_->rails()[offer.rail];
   const bool known = std::any_of(rail.gids.begin(), rail.gids.end(), [&](const Gid& gid) {
     return gid.index == offer.gid_index && gid.bytes == offer.server_gid;
   });
   if (offer.global != 0 && !known) throw Error(MR_PROTOCOL, "an offer for an address that " + rail.name() + " lacks");
-  if (const std::string stale = why_stale(*rail.card->context, rail); !stale.empty())
+  if (const std::string stale = why_stale(*card->context, rail); !stale.empty())
     throw Error(MR_CONFIG, rail.name() + ": " + stale);
   Pair pair;
+  pair.card = card;
   pair.permit = domain_->take_pair();
   VerbsAccept accept;
   accept.rd_atomic = std::min({std::max(1u, offer.rd_atomic), domain_->options().raw.verbs_rd_atomic,
-                               static_cast<uint32_t>(std::max(0, rail.card->context->attributes().max_qp_rd_atom))});
-  pair.responders = VerbsDomain::take_responders(rail.card, &accept.rd_atomic);
+                               static_cast<uint32_t>(std::max(0, card->context->attributes().max_qp_rd_atom))});
+  pair.responders = VerbsDomain::take_responders(card, &accept.rd_atomic);
 
   QueuePairLimits limits;
   limits.depth = limits.max_sge = 1;  // it only serves
@@ -84,11 +88,10 @@ VerbsAccept VerbsServer::make_pair(const VerbsOffer& offer) {
   std::memcpy(path.gid.raw, offer.gid.data(), offer.gid.size());
   path.lid = offer.lid;
   const bool atomics =
-      domain_->options().raw.verbs_atomics != 0 && rail.card->context->attributes().atomic_cap != IBV_ATOMIC_NONE;
+      domain_->options().raw.verbs_atomics != 0 && card->context->attributes().atomic_cap != IBV_ATOMIC_NONE;
   const int access = IBV_ACCESS_REMOTE_READ | IBV_ACCESS_REMOTE_WRITE | (atomics ? int{IBV_ACCESS_REMOTE_ATOMIC} : 0);
-  pair.queue_pair =
-      std::make_shared<QueuePair>(rail.card->domain, rail.card->poller.channel(), rail.card->poller.new_id(),
-                                  std::weak_ptr<QueuePair::Sink>{}, limits, path, access);
+  pair.queue_pair = std::make_shared<QueuePair>(card->domain, card->poller.channel(), card->poller.new_id(),
+                                                std::weak_ptr<QueuePair::Sink>{}, limits, path, access);
   pair.queue_pair->connect(path, offer.end);
   accept.end = pair.queue_pair->ours();
   std::lock_guard guard(lock_);
@@ -98,16 +101,47 @@ VerbsAccept VerbsServer::make_pair(const VerbsOffer& offer) {
   return accept;
 }
 
+// Whether nothing is left of it. One that the kernel refused to destroy stays.
+bool VerbsServer::destroy_pair(uint64_t number) {
+  QueuePairRef there;
+  {
+    std::lock_guard guard(lock_);
+    const auto found = pairs_.find(number);
+    if (found == pairs_.end()) return true;
+    there = found->second.queue_pair;
+  }
+  if (!there || !there->shut()) return false;
+  std::map<uint64_t, Pair>::node_type gone;
+  std::lock_guard guard(lock_);
+  gone = pairs_.extract(number);
+  return true;
+}
+
+// The peer will find out by itself, and ask for the fence.
+void VerbsServer::on_card_lost(const VerbsCardRef& card) {
+  host_.loop().run([weak = weak_from_this(), card] {
+    const auto self = weak.lock();
+    if (!self || self->closed_) return;
+    for (const auto& [number, strand] : self->strands_) {
+      const auto destroy = [self, card, number = number] {
+        bool concerned = false;
+        {
+          std::lock_guard guard(self->lock_);
+          const auto found = self->pairs_.find(number);
+          concerned = found != self->pairs_.end() && found->second.card == card;
+        }
+        if (concerned) (void)self->destroy_pair(number);
+      };
+      (void)self->domain_->workers().run(destroy, strand);  // else the engine closes, and does it
+    }
+  });
+}
+
 // Behind an offer that is still being worked at. Once destroyed, a queue pair takes no packet any more; that it is in
 // ERR would not do: a packet that it had taken before may still be on its way to the memory.
 void VerbsServer::on_fence(uint64_t number) {
   const auto carry_out = [self = shared_from_this(), number] {
-    std::map<uint64_t, Pair>::node_type gone;
-    {
-      std::lock_guard guard(self->lock_);
-      gone = self->pairs_.extract(number);
-    }
-    if (gone.empty() || gone.mapped().queue_pair->shut()) self->send(kVerbsFenced, Writer().put(number).take());
+    if (self->destroy_pair(number)) self->send(kVerbsFenced, Writer().put(number).take());
   };
   const auto strand = strands_.extract(number);
   if (!domain_->workers().run(carry_out, strand.empty() ? nullptr : strand.mapped())) carry_out();
@@ -130,15 +164,20 @@ void VerbsServer::on_want(const VerbsWant& want) {
           self->host_.send_on_loop(kVerbsGone, Writer().put(id).take());
         });
       });
-    const bool begun = domain_->rails()[want.rail].card->memory_worker.run([self = shared_from_this(), want, region] {
+    const VerbsCardRef card = domain_->rails()[want.rail].card();
+    if (!card) throw Error(MR_REGISTRATION, "its card has failed");
+    const bool begun = card->memory_worker.enlist([self = shared_from_this(), want, region, card](bool last) {
       VerbsKeys keys;
       try {
-        keys = self->make_keys(want, region);
+        keys = self->make_keys(*card, region);
       } catch (const Error& error) {
+        if (!last && error.status().kind == MR_REGISTRATION) return false;
         keys.status = error.status();
+        self->domain_->on_failure(card, keys.status);
       }
       keys.number = want.number;
       self->send(kVerbsKeys, keys.encode());
+      return true;
     });
     if (begun) return;
     throw Error(MR_REGISTRATION, "there is no thread to register memory");
@@ -148,11 +187,14 @@ void VerbsServer::on_want(const VerbsWant& want) {
   host_.send_on_loop(kVerbsKeys, refusal.encode());
 }
 
-VerbsKeys VerbsServer::make_keys(const VerbsWant& want, const RegionRef& region) {
+VerbsKeys VerbsServer::make_keys(const VerbsCard& card, const RegionRef& region) {
   const auto grant = domain_->grant(region);
   if (!grant) throw Error(MR_ACCESS_DENIED, "the region was dropped");
-  const VerbsCard& card = *domain_->rails()[want.rail].card;
   const RegistrationRef registration = grant->get(card.domain);
+  if (card.lost) {  // meanwhile
+    grant->lose(*card.domain);
+    throw Error(MR_REGISTRATION, "the card " + card.name() + " has failed");
+  }
   VerbsKeys keys;
   keys.base = registration->base();
   keys.size = registration->size();
@@ -166,14 +208,7 @@ void VerbsServer::close() {
   if (std::exchange(closed_, true)) return;
   // Each behind its offer, and none behind another that the kernel holds.
   for (auto& [number, strand] : std::exchange(strands_, {})) {
-    const auto clear = [self = shared_from_this(), number = number] {
-      std::map<uint64_t, Pair>::node_type gone;
-      {
-        std::lock_guard guard(self->lock_);
-        gone = self->pairs_.extract(number);
-      }
-      if (!gone.empty()) gone.mapped().queue_pair->shut();
-    };
+    const auto clear = [self = shared_from_this(), number = number] { (void)self->destroy_pair(number); };
     if (!domain_->workers().run(clear, strand)) clear();
   }
 }

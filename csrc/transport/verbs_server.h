@@ -13,7 +13,7 @@
 
 namespace mr {
 
-class VerbsServer : public std::enable_shared_from_this<VerbsServer> {
+class VerbsServer : public VerbsListener, public std::enable_shared_from_this<VerbsServer> {
  public:
   VerbsServer(LinkHost& host, std::shared_ptr<VerbsDomain> domain) : host_(host), domain_(std::move(domain)) {}
 
@@ -26,13 +26,18 @@ class VerbsServer : public std::enable_shared_from_this<VerbsServer> {
 
  private:
   struct Pair {
+    VerbsCardRef card;
     std::shared_ptr<void> permit, responders;
     QueuePairRef queue_pair;
   };
 
-  VerbsAccept make_pair(const VerbsOffer& offer);
+  // VerbsListener
+  void on_card_lost(const VerbsCardRef& card) override;
+
+  VerbsAccept make_pair(const VerbsOffer& offer, const VerbsCardRef& card);
+  bool destroy_pair(uint64_t number);
   void answer(const VerbsAccept& accept);
-  VerbsKeys make_keys(const VerbsWant& want, const RegionRef& region);
+  VerbsKeys make_keys(const VerbsCard& card, const RegionRef& region);
   void send(uint16_t type, Bytes payload);  // from a worker
 
   LinkHost& host_;

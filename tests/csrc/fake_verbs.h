@@ -40,7 +40,7 @@ class FakeFabric {
     uint32_t max_inline = 64;
     bool on_demand_paging = false;
     Port port;
-    bool dead = false;  // what is asked of it fails with EIO, and its work is not carried out
+    bool dead = false;  // it can't be opened
   };
 
   // A work request as it was posted.
@@ -145,10 +145,10 @@ class FakeFabric {
     return status;
   }
 
-  // The call fails with `error` once, `skip` calls from now.
-  void fail_call(const std::string& name, int error, uint64_t skip = 0) {
+  // The call fails with `error` so many times, `skip` calls from now.
+  void fail_call(const std::string& name, int error, uint64_t skip = 0, uint64_t times = 1) {
     std::lock_guard guard(lock_);
-    failures_[name] = {skip, error};
+    failures_[name] = {skip, times, error};
   }
   // Asked for each work request when it is carried out, on the fabric's thread (or in post_send).
   void decide(std::function<Fate(const Request&)> fate) {
@@ -164,24 +164,31 @@ class FakeFabric {
     for (auto& [number, pair] : pairs_) ready_.insert(number);
     wake_.notify_all();
   }
-  void raise(const std::string& card_name, ibv_event_type type) {
+  void raise(const std::string& card_name, ibv_event_type type, bool silent = false) {
     std::lock_guard guard(lock_);
     for (FakeContext* context : contexts_) {
       if (context->card->facts.name != card_name) continue;
       ibv_async_event event{};
       event.event_type = type;
       event.element.port_num = 1;
-      context->events.push_back(event);
+      if (!silent) context->events.push_back(event);
       signal(context->async_fd);
     }
   }
-  // The card is gone: what is asked of it fails, and its work stays undone.
-  void kill(const std::string& card_name) {
+  // The card is gone: what is asked of it fails, and its work stays undone. silent: no event tells of it, but the
+  // descriptor of events is ready from then on.
+  void kill(const std::string& card_name, bool silent = false) {
     {
       std::lock_guard guard(lock_);
       card(card_name).dead = true;
+      for (FakeContext* context : contexts_) context->lost |= context->card->facts.name == card_name;
     }
-    raise(card_name, IBV_EVENT_DEVICE_FATAL);
+    raise(card_name, IBV_EVENT_DEVICE_FATAL, silent);
+  }
+  // There is such a card again, for who opens it anew.
+  void revive(const std::string& card_name) {
+    std::lock_guard guard(lock_);
+    card(card_name).dead = false;
   }
   void set_port(const std::string& card_name, bool up) {
     {
@@ -236,6 +243,7 @@ class FakeFabric {
     FakeDevice* card;
     std::deque<ibv_async_event> events;
     int children = 0;
+    bool lost = false;  // for good, also when there is such a card again
   };
   struct FakePd : ibv_pd {
     int children = 0;
@@ -289,11 +297,18 @@ class FakeFabric {
     if (card != nullptr && card->facts.dead) return EIO;
     auto found = failures_.find(name);
     if (found == failures_.end()) return 0;
-    if (found->second.first-- > 0) return 0;
-    const int error = found->second.second;
-    failures_.erase(found);
+    Failure& failure = found->second;
+    if (failure.skip > 0) return --failure.skip, 0;
+    const int error = failure.error;
+    if (--failure.times == 0) failures_.erase(found);
     return error;
   }
+  int call(const char* name, const ibv_context* context) {
+    const bool lost = static_cast<const FakeContext*>(context)->lost;
+    const int error = call(name);
+    return lost ? EIO : error;
+  }
+  static bool is_lost(const ibv_context* context) { return static_cast<const FakeContext*>(context)->lost; }
   static FakeDevice* device_of(const ibv_context* context) { return static_cast<const FakeContext*>(context)->card; }
 
   // ---- The wire ----
@@ -317,7 +332,7 @@ class FakeFabric {
         pair.queue.pop_front();
         continue;
       }
-      if (device_of(pair.context)->facts.dead) return;
+      if (is_lost(pair.context)) return;
       const Fate fate = fate_ ? fate_(posted.request) : Fate{};
       if (fate.kind == Fate::hold) return;
       if (fate.kind == Fate::lose) {
@@ -434,7 +449,7 @@ class FakeFabric {
     const FakeDevice& card = *device_of(pair.context);
     const auto& gids = card.facts.port.gids;
     const bool ready = pair.state == IBV_QPS_RTR || pair.state == IBV_QPS_RTS;
-    const bool wired = card.facts.port.state == IBV_PORT_ACTIVE && !card.facts.dead;
+    const bool wired = card.facts.port.state == IBV_PORT_ACTIVE && !is_lost(pair.context);
     const bool found_it = !packet.global || std::any_of(gids.begin(), gids.end(), [&](const ibv_gid& gid) {
       return std::memcmp(&gid, &packet.gid, sizeof gid) == 0;
     });
@@ -533,7 +548,7 @@ class FakeFabric {
     FakeFabric& fabric = self();
     std::lock_guard guard(fabric.lock_);
     *attr = device_of(context)->facts.attributes;
-    return fabric.call("query_device", device_of(context));
+    return fabric.call("query_device", context);
   }
   static int query_device_ex(ibv_context* context, ibv_device_attr_ex* attr) {
     FakeFabric& fabric = self();
@@ -549,7 +564,7 @@ class FakeFabric {
   static int query_port(ibv_context* context, uint8_t port, ibv_port_attr* attr) {
     FakeFabric& fabric = self();
     std::lock_guard guard(fabric.lock_);
-    if (const int error = fabric.call("query_port", device_of(context)); error != 0) return error;
+    if (const int error = fabric.call("query_port", context); error != 0) return error;
     if (port != 1) return EINVAL;
     const Port& facts = device_of(context)->facts.port;
     std::memset(attr, 0, sizeof *attr);
@@ -571,7 +586,7 @@ class FakeFabric {
     const Port& facts = device_of(context)->facts.port;
     if (index < 0 || static_cast<size_t>(index) >= facts.gids.size()) return EINVAL;
     *gid = facts.gids[static_cast<size_t>(index)];
-    return fabric.call("query_gid", device_of(context));
+    return fabric.call("query_gid", context);
   }
   static int query_gid_ex(ibv_context* context, uint32_t port, uint32_t index, ibv_gid_entry* entry) {
     FakeFabric& fabric = self();
@@ -583,7 +598,7 @@ class FakeFabric {
     entry->gid_index = index;
     entry->port_num = port;
     entry->gid_type = IBV_GID_TYPE_ROCE_V2;
-    return fabric.call("query_gid_ex", device_of(context));
+    return fabric.call("query_gid_ex", context);
   }
   static int query_pkey(ibv_context*, uint8_t, int, uint16_t* pkey) {
     *pkey = 0xffff;
@@ -591,9 +606,13 @@ class FakeFabric {
   }
   static int get_async_event(ibv_context* raw, ibv_async_event* event) {
     auto* context = static_cast<FakeContext*>(raw);
+    FakeFabric& fabric = self();
+    {
+      std::lock_guard guard(fabric.lock_);
+      if (context->lost && context->events.empty()) return errno = EIO, -1;
+    }
     uint64_t value;
     if (::read(context->async_fd, &value, sizeof value) < 0) return -1;
-    FakeFabric& fabric = self();
     std::lock_guard guard(fabric.lock_);
     *event = context->events.front();
     context->events.pop_front();
@@ -605,7 +624,7 @@ class FakeFabric {
     FakeFabric& fabric = self();
     fabric.gates_.pass("alloc_pd");
     std::lock_guard guard(fabric.lock_);
-    if ((errno = fabric.call("alloc_pd", device_of(context))) != 0) return nullptr;
+    if ((errno = fabric.call("alloc_pd", context)) != 0) return nullptr;
     auto* pd = new FakePd{};
     pd->context = context;
     ++static_cast<FakeContext*>(context)->children;
@@ -632,7 +651,7 @@ class FakeFabric {
     fabric.gates_.pass(("reg_mr " + device_of(pd->context)->facts.name).c_str());
     std::lock_guard guard(fabric.lock_);
     const Card& card = device_of(pd->context)->facts;
-    errno = fabric.call("reg_mr", device_of(pd->context));
+    errno = fabric.call("reg_mr", pd->context);
     if (errno == 0 && (length == 0 || length > card.attributes.max_mr_size)) errno = EINVAL;
     if (errno == 0 && (access & IBV_ACCESS_REMOTE_WRITE) != 0 && (access & IBV_ACCESS_LOCAL_WRITE) == 0) errno = EINVAL;
     if (errno == 0 && (access & IBV_ACCESS_ON_DEMAND) != 0 && !card.on_demand_paging) errno = EOPNOTSUPP;
@@ -657,7 +676,7 @@ class FakeFabric {
   static ibv_mr* reg_dmabuf_mr(ibv_pd* pd, uint64_t offset, size_t length, uint64_t iova, int fd, int access) {
     {
       std::lock_guard guard(self().lock_);
-      if ((errno = self().call("reg_dmabuf_mr", device_of(pd->context))) != 0) return nullptr;
+      if ((errno = self().call("reg_dmabuf_mr", pd->context)) != 0) return nullptr;
     }
     const auto begin = static_cast<uint64_t>(::lseek(fd, 0, SEEK_CUR)) + offset, skipped = begin % 4096;
     void* const at =
@@ -690,7 +709,7 @@ class FakeFabric {
   static ibv_comp_channel* create_comp_channel(ibv_context* context) {
     FakeFabric& fabric = self();
     std::lock_guard guard(fabric.lock_);
-    if ((errno = fabric.call("create_comp_channel", device_of(context))) != 0) return nullptr;
+    if ((errno = fabric.call("create_comp_channel", context)) != 0) return nullptr;
     auto* channel = new FakeChannel{};
     channel->context = context;
     channel->fd = ::eventfd(0, EFD_CLOEXEC | EFD_SEMAPHORE);
@@ -714,7 +733,7 @@ class FakeFabric {
     FakeFabric& fabric = self();
     fabric.gates_.pass("create_cq");
     std::lock_guard guard(fabric.lock_);
-    errno = fabric.call("create_cq", device_of(context));
+    errno = fabric.call("create_cq", context);
     if (errno == 0 && (entries < 1 || entries > device_of(context)->facts.attributes.max_cqe)) errno = EINVAL;
     if (errno != 0) return nullptr;
     auto* cq = new FakeCq{};
@@ -799,7 +818,7 @@ class FakeFabric {
     fabric.gates_.pass("create_qp");
     std::lock_guard guard(fabric.lock_);
     const Card& card = device_of(pd->context)->facts;
-    errno = fabric.call("create_qp", device_of(pd->context));
+    errno = fabric.call("create_qp", pd->context);
     if (errno == 0 && (attr->qp_type != IBV_QPT_RC || attr->cap.max_inline_data > card.max_inline ||
                        attr->cap.max_send_sge > static_cast<uint32_t>(card.attributes.max_sge) ||
                        attr->cap.max_send_wr > static_cast<uint32_t>(card.attributes.max_qp_wr)))
@@ -825,7 +844,7 @@ class FakeFabric {
     fabric.gates_.pass("modify_qp");
     std::lock_guard guard(fabric.lock_);
     auto* pair = static_cast<FakeQp*>(raw);
-    if (const int error = fabric.call("modify_qp", device_of(pair->context)); error != 0) return error;
+    if (const int error = fabric.call("modify_qp", pair->context); error != 0) return error;
     if ((mask & IBV_QP_STATE) == 0) return EINVAL;
     ibv_qp_attr& kept = pair->attributes;
     const auto demand = [mask](int wanted) { return (mask & wanted) == wanted; };
@@ -893,7 +912,7 @@ class FakeFabric {
     auto* pair = static_cast<FakeQp*>(raw);
     int error = 0;
     for (; wr != nullptr; wr = wr->next) {
-      error = fabric.call("post_send", device_of(pair->context));
+      error = fabric.call("post_send", pair->context);
       if (error == 0) error = fabric.take_request(*pair, *wr);
       if (error != 0) {
         *bad_wr = wr;
@@ -993,7 +1012,11 @@ class FakeFabric {
   std::map<ibv_mr*, Elsewhere> elsewhere_;
   uint32_t next_key_ = 0x1001, next_pair_ = 0x201;
   uint64_t num_requests_ = 0;
-  std::map<std::string, std::pair<uint64_t, int>> failures_;
+  struct Failure {
+    uint64_t skip, times;
+    int error;
+  };
+  std::map<std::string, Failure> failures_;
   std::map<std::string, uint64_t> calls_;
   std::map<std::string, int> open_;
   std::vector<std::string> violations_;

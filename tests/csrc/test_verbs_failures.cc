@@ -209,18 +209,53 @@ TEST(a_dead_rail_moves_traffic_to_the_other_and_then_to_tcp_and_back) {
   pair.finish();
 }
 
-TEST(a_card_that_dies_is_not_used_any_more) {
-  Connected pair(nullptr, "verbs,tcp", true);
-  for (const char* card : {"use0", "use1"}) {
-    std::vector<OpRef> ops;
-    for (int i = 0; i < 8; ++i) ops.push_back(pair.user->read(pair.remote, 0, pair.here.data(), pair.here.size()));
-    pair.fabric.kill(card);
-    for (const OpRef& op : ops) VerbsSide::expect_ok(op);
-    CHECK(pair.here == pair.owned);
-  }
-  const OpRef op = pair.user->read(pair.remote, 0, pair.here.data(), 4096);
+TEST(a_card_that_dies_is_let_go_of_and_used_again_when_it_is_back) {
+  for (const std::string side : {"use", "own"})
+    for (const bool silent : {false, true}) {
+      Connected pair(nullptr, "verbs,tcp", true);
+      const auto read = [&](uint64_t size) {
+        std::fill(pair.here.begin(), pair.here.end(), 0);
+        const OpRef op = pair.user->read(pair.remote, 0, pair.here.data(), size);
+        VerbsSide::expect_ok(op);
+        CHECK(std::equal(pair.here.begin(), pair.here.begin() + static_cast<ptrdiff_t>(size), pair.owned.begin()));
+        return op;
+      };
+      const auto until = [](const char* what, const auto& reached) {
+        for (const Time limit = after(20); !reached();)
+          if (Clock::now() > limit) mr::test::check_failed(__FILE__, __LINE__, std::string("not reached: ") + what);
+      };
+      const auto uses_both_rails = [&] { return read(pair.here.size())->rails == 2; };
+      until("both rails", uses_both_rails);
+      for (const char* number : {"0", "1"}) {
+        std::vector<OpRef> ops;
+        for (int i = 0; i < 8; ++i) ops.push_back(pair.user->read(pair.remote, 0, pair.here.data(), pair.here.size()));
+        pair.fabric.kill(side + number, silent);
+        for (const OpRef& op : ops) VerbsSide::expect_ok(op);
+        CHECK(pair.here == pair.owned);
+      }
+      until("tcp", [&] { return read(4096)->lane == std::string("tcp"); });
+      // Nothing of the old cards is held: their devices may wait for that.
+      until("all let go of", [&] { return pair.fabric.open("context") == 2; });
+      CHECK_EQ(read(pair.here.size())->lane, std::string("tcp"));
+      for (const char* number : {"0", "1"}) pair.fabric.revive(side + number);
+      until("both rails again", uses_both_rails);
+      until("small ones again", [&] { return !read(8)->admitted; });
+      CHECK_EQ(pair.fabric.open("context"), 4);
+      pair.finish();
+    }
+}
+
+TEST(a_card_that_is_not_back_is_waited_for_where_there_is_no_other_lane) {
+  Connected pair;
+  pair.fabric.kill("use0");
+  const OpRef op = pair.user->read(pair.remote, 0, pair.here.data(), kMiB);
+  CHECK(!op->wait(0.1));
+  pair.fabric.revive("use0");
   VerbsSide::expect_ok(op);
-  CHECK_EQ(std::string(op->lane), "tcp");
+  pair.fabric.kill("use0");
+  const OpRef lost = pair.user->read(pair.remote, 0, pair.here.data(), kMiB);
+  CHECK_EQ(VerbsSide::wait(lost), MR_PEER_LOST);
+  CHECK(lost->status().text.find("use0") != std::string::npos);
   pair.finish();
 }
 

@@ -119,6 +119,20 @@ TEST(a_drop_does_not_wait_for_what_else_is_asked_of_the_card) {
   pair.finish();
 }
 
+TEST(memory_is_registered_while_the_kernel_holds_what_was) {
+  Stuck pair;
+  pair.stuck = false;
+  Bytes other(kMiB);
+  const RegionRef region = pair.owner->share(other.data(), other.size());
+  pair.fabric.gates().hold("dereg_mr");
+  VerbsSide::expect_ok(pair.begin(false, 4 * kMiB, 30));  // whose own registration is being taken away now
+  for (int i = 0; i < 5; ++i) {
+    VerbsSide::expect_ok(pair.user->read(pair.owner->remote(region), 0, pair.here.data(), kMiB));
+    VerbsSide::expect_ok(pair.begin(false, 4 * kMiB, 30));
+  }
+  pair.finish();
+}
+
 TEST(a_drop_tells_that_the_kernel_does_not_let_go_of_the_memory) {
   Stuck pair;
   pair.stuck = false;

@@ -429,9 +429,9 @@ TEST(memory_that_can_not_be_registered_is_told_or_goes_by_tcp) {
     const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
     VerbsSide::expect_ok(pair.user->read(remote, 0, here.data(), 8));
     std::promise<void> settled;  // the small one's registration, which it did without
-    pair.user->domain->rails()[0].card->memory_worker.run([&] { settled.set_value(); });
+    pair.user->domain->rails()[0].card()->memory_worker.delist([&] { settled.set_value(); });
     settled.get_future().wait();
-    pair.fabric.fail_call("reg_mr", ENOMEM);  // of what is local: the region's keys are known
+    pair.fabric.fail_call("reg_mr", ENOMEM, 0, 2);  // of what is local: the region's keys are known
     const OpRef op = pair.user->read(remote, 0, here.data(), here.size(), 30, strict ? MR_STRICT : 0);
     CHECK_EQ(VerbsSide::wait(op), strict ? MR_REGISTRATION : MR_OK);
     if (strict) {
@@ -452,7 +452,7 @@ TEST(a_region_that_can_not_be_registered_goes_by_tcp) {
   pair.user->domain->keep(here.data(), here.size());
   const auto first = pair.owner->remote(pair.owner->share(owned.data(), 8));
   VerbsSide::expect_ok(pair.user->read(first, 0, here.data(), 8));
-  pair.fabric.fail_call("reg_mr", ENOMEM, 1);  // after the local one
+  pair.fabric.fail_call("reg_mr", ENOMEM, 1, 2);  // after the local one
   const auto remote = pair.owner->remote(pair.owner->share(owned.data(), owned.size()));
   const OpRef op = pair.user->read(remote, 0, here.data(), here.size());
   VerbsSide::expect_ok(op);
@@ -550,7 +550,7 @@ TEST(a_forked_child_takes_nothing_away_from_its_parent) {
   pair.user->domain->keep(here.data(), here.size());
   VerbsSide::expect_ok(pair.user->read(remote, 0, here.data(), here.size()));
   {
-    MemoryRegion region(pair.user->domain->rails()[0].card->domain, here.data(), 8, 0);
+    MemoryRegion region(pair.user->domain->rails()[0].card()->domain, here.data(), 8, 0);
     const pid_t child = ::fork();
     if (child == 0) {
       in_child = true;

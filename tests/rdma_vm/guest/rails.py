@@ -7,6 +7,7 @@ import os
 import subprocess
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from monarch_rdma.rdma import verbs
 
@@ -24,6 +25,11 @@ def until(reached: Callable[[], object], seconds: float = 30) -> None:
     while not reached():
         assert time.monotonic() < deadline, f"not reached within {seconds:.0f} s; rails: {verbs.describe().rails}"
         time.sleep(0.05)
+
+
+def sent_packets(rail: int) -> int:
+    """Those that the card of a rail has sent."""
+    return int(Path(f"/sys/class/infiniband/rxe{rail}/ports/1/hw_counters/sent_pkts").read_text())
 
 
 def queue_pairs(pid: int | None = None) -> set[tuple[str, int]]:

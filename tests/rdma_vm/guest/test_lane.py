@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 from child import Child
-from rails import queue_pairs, until
+from rails import queue_pairs, sent_packets, until
 
 from monarch_rdma import config, errors
 from monarch_rdma.rdma import Engine, RDMAAction, RDMABuffer, Secret
@@ -38,10 +38,6 @@ def pattern(size: int, begin: int = 0) -> bytes:
 
 def publish(owner: Child, reader: Engine, size: int, access: str = "rw") -> RDMABuffer:
     return RDMABuffer.from_bytes(owner.run(OWN, size=size, access=access), engine=reader)
-
-
-def sent_packets(rail: int) -> int:
-    return int(Path(f"/sys/class/infiniband/rxe{rail}/ports/1/hw_counters/sent_pkts").read_text())
 
 
 def read_over_both_rails(buffer: RDMABuffer) -> None:
