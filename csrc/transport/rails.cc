@@ -159,6 +159,7 @@ void judge(Candidate& one, const RailOptions& options) {
   one.rail.port = port.number;
   one.rail.mtu = port.mtu;
   one.rail.gbits = port.gbits;
+  one.rail.software = device.driver.empty();
   one.rail.place = device.place;
   if (one.left_out) {
     one.reason = "left out by option verbs_devices = " + options.devices;

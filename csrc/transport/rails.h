@@ -72,6 +72,7 @@ struct Rail : RailFace {
   uint32_t port = 1;
   uint32_t mtu = 0;  // bytes
   double gbits = 0;
+  bool software = false;  // no driver of a card is behind it, like Soft-RoCE
   Place place;
 
   std::string name() const { return device + ":" + std::to_string(port); }

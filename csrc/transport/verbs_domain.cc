@@ -31,14 +31,14 @@ QueuePairPath verbs_path(const Options& options, const VerbsRail& rail) {
 }
 
 VerbsCard::VerbsCard(VerbsContextRef opened, const KeptRanges& kept, std::shared_ptr<Workers> workers,
-                     const Options& options, VerbsPoller::OnCardEvent on_event)
+                     const Options& options, VerbsPoller::OnCardEvent on_event, bool is_software)
     : context(std::move(opened)),
       domain(std::make_shared<ProtectionDomain>(context)),
       memory_worker{std::move(workers)},
       memory(domain, kept, memory_worker, options.raw.verbs_cache_bytes,
              options.raw.verbs_on_demand != 0 && context->has_on_demand_paging()),
       staging(std::make_shared<StagingBlocks>(domain)),
-      poller(context, std::move(on_event)) {}
+      poller(context, std::move(on_event), is_software) {}
 
 VerbsDomain::VerbsDomain(const Verbs& verbs, const Options& options)
     : verbs_(verbs),
@@ -57,8 +57,8 @@ std::shared_ptr<VerbsDomain> VerbsDomain::open(const Verbs& verbs, const Options
         std::find_if(places.begin(), places.end(), [&](const auto& place) { return place->name == rail.device; });
     try {
       if (found == places.end()) {
-        const auto place = std::make_shared<CardPlace>(rail.device);
-        place->card.set(domain->open_card(rail.device));
+        const auto place = std::make_shared<CardPlace>(rail.device, rail.software);
+        place->card.set(domain->open_card(*place));
         found = places.insert(found, place);
       }
       ibv_port_attr port{};
@@ -79,12 +79,12 @@ std::shared_ptr<VerbsDomain> VerbsDomain::open(const Verbs& verbs, const Options
 // ---- Cards come and go ----
 
 // The last to let go of a card may be its own poller, or a thread that must not wait.
-VerbsCardRef VerbsDomain::open_card(const std::string& name) {
-  const VerbsContextRef context = VerbsContext::open(verbs_, name);
+VerbsCardRef VerbsDomain::open_card(const CardPlace& place) {
+  const VerbsContextRef context = VerbsContext::open(verbs_, place.name);
   const auto on_event = [weak = weak_from_this(), at = context.get()](const ibv_async_event& event) {
     if (const auto self = weak.lock(); self && self->is_open_) self->on_card_event(*at, event);
   };
-  return VerbsCardRef(new VerbsCard(context, kept_, workers_, options_, on_event),
+  return VerbsCardRef(new VerbsCard(context, kept_, workers_, options_, on_event, place.is_software),
                       [workers = workers_](const VerbsCard* card) {
                         if (!workers->run([card] { delete card; })) delete card;
                       });
@@ -98,7 +98,7 @@ VerbsCardRef VerbsDomain::need_card(size_t rail) {
     throw Error(MR_CONFIG, place.name + " has failed, and is not back yet");
   if (auto card = place.card.get()) return card;
   place.not_before = after(kReopenPause);
-  auto card = open_card(place.name);
+  auto card = open_card(place);
   place.card.set(card);
   return card;
 }

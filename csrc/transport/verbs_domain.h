@@ -23,7 +23,7 @@ namespace mr {
 class VerbsCard {
  public:
   VerbsCard(VerbsContextRef context, const KeptRanges& kept, std::shared_ptr<Workers> workers, const Options& options,
-            VerbsPoller::OnCardEvent on_event);
+            VerbsPoller::OnCardEvent on_event, bool is_software);
 
   const std::string& name() const { return context->name(); }
 
@@ -40,9 +40,10 @@ using VerbsCardRef = std::shared_ptr<VerbsCard>;
 
 // Where a card is, or will be again.
 struct CardPlace {
-  explicit CardPlace(std::string name) : name(std::move(name)) {}
+  CardPlace(std::string name, bool is_software) : name(std::move(name)), is_software(is_software) {}
 
   const std::string name;
+  const bool is_software;
   Published<VerbsCard> card;  // null while there is none
   std::mutex opening;
   Time not_before{};  // under `opening`: the next try
@@ -105,7 +106,7 @@ class VerbsDomain : public MemoryKeeper, public std::enable_shared_from_this<Ver
 
  private:
   VerbsDomain(const Verbs& verbs, const Options& options);
-  VerbsCardRef open_card(const std::string& name);
+  VerbsCardRef open_card(const CardPlace& place);
   void lose_card(const VerbsCardRef& card);
   void on_card_event(const VerbsContext& context, const ibv_async_event& event);
 

@@ -2,7 +2,10 @@
 
 #include <fcntl.h>
 #include <sys/epoll.h>
+#include <sys/inotify.h>
 #include <unistd.h>
+
+#include <string_view>
 
 #include "../base/workers.h"
 
@@ -10,10 +13,11 @@ namespace mr {
 namespace {
 
 constexpr int kLookEvery = 2;  // milliseconds
+const char kNodes[] = "/dev/infiniband";
 
 }  // namespace
 
-VerbsPoller::VerbsPoller(VerbsContextRef context, OnCardEvent on_event)
+VerbsPoller::VerbsPoller(VerbsContextRef context, OnCardEvent on_event, bool with_node)
     : context_(std::move(context)),
       on_event_(std::move(on_event)),
       channel_(std::make_shared<CompletionChannel>(context_)),
@@ -27,7 +31,28 @@ VerbsPoller::VerbsPoller(VerbsContextRef context, OnCardEvent on_event)
   watch(stop_.get());
   watch(channel_->fd());
   watch(events);
+  if (with_node) watch_node();
   thread_ = start_without_signals("mr_" + context_->name(), [this] { thread_main(); });
+}
+
+// Where it can't be, nothing is amiss until somebody removes the device.
+void VerbsPoller::watch_node() {
+  Fd notes(::inotify_init1(IN_CLOEXEC | IN_NONBLOCK));
+  if (!notes.valid() || ::inotify_add_watch(notes.get(), kNodes, IN_DELETE) < 0) return;
+  node_ = std::move(notes);
+  watch(node_.get());
+}
+
+void VerbsPoller::take_node_events() {
+  alignas(inotify_event) char room[4096];
+  ssize_t size = 0;
+  while ((size = ::read(node_.get(), room, sizeof room)) > 0)
+    for (ssize_t at = 0; at < size;) {
+      const auto& note = *reinterpret_cast<const inotify_event*>(room + at);
+      if (note.len > 0 && std::string_view(note.name) == context_->get()->device->dev_name)
+        return tell_gone(node_.get());
+      at += static_cast<ssize_t>(sizeof note + note.len);
+    }
 }
 
 void VerbsPoller::watch(int fd) {
@@ -63,14 +88,16 @@ void VerbsPoller::close() {
 }
 
 void VerbsPoller::thread_main() {
-  epoll_event events[3];
+  epoll_event events[4];
   while (true) {
-    const int count = ::epoll_wait(epoll_.get(), events, 3, watched_.empty() ? -1 : kLookEvery);
+    const int count = ::epoll_wait(epoll_.get(), events, 4, watched_.empty() ? -1 : kLookEvery);
     if (!watched_.empty()) look_in();
     for (int i = 0; i < count; ++i) {
       if (events[i].data.fd == stop_.get()) return;
       if (events[i].data.fd == channel_->fd())
         take_completion_events();
+      else if (events[i].data.fd == node_.get())
+        take_node_events();
       else
         take_card_events();
     }
@@ -95,7 +122,10 @@ void VerbsPoller::take_completion_events() {
 
 // The descriptors of a device that was removed are ready for ever, and not every driver tells of it first.
 void VerbsPoller::unwatch_if_gone(int fd) {
-  if (errno != EIO && errno != ENODEV) return;
+  if (errno == EIO || errno == ENODEV) tell_gone(fd);
+}
+
+void VerbsPoller::tell_gone(int fd) {
   (void)::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
   ibv_async_event gone{};
   gone.event_type = IBV_EVENT_DEVICE_FATAL;

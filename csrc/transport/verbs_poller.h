@@ -16,8 +16,9 @@ class VerbsPoller {
  public:
   using OnCardEvent = std::function<void(const ibv_async_event&)>;
 
-  // Throws MR_RESOURCE_EXHAUSTED. on_event is called on the poller's thread.
-  VerbsPoller(VerbsContextRef context, OnCardEvent on_event);
+  // Throws MR_RESOURCE_EXHAUSTED. on_event is called on the poller's thread. watch_node: the card's driver tells nobody
+  // that the device is being removed, and waits for those who have it open: its file in /dev tells.
+  VerbsPoller(VerbsContextRef context, OnCardEvent on_event, bool watch_node = false);
   ~VerbsPoller() { close(); }
   VerbsPoller(const VerbsPoller&) = delete;
   VerbsPoller& operator=(const VerbsPoller&) = delete;
@@ -31,6 +32,9 @@ class VerbsPoller {
 
  private:
   void thread_main();
+  void watch_node();
+  void take_node_events();
+  void tell_gone(int fd);
   void unwatch_if_gone(int fd);
   void take_completion_events();
   void look_in();
@@ -41,7 +45,7 @@ class VerbsPoller {
   const OnCardEvent on_event_;
   const CompletionChannelRef channel_;
   const int pid_;
-  Fd epoll_, stop_;
+  Fd epoll_, stop_, node_;
   std::mutex lock_;
   uint64_t next_id_ = 1;
   std::unordered_map<uint64_t, std::weak_ptr<QueuePair>> pairs_;

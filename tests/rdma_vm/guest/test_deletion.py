@@ -22,7 +22,7 @@ CONTENT = (bytes(range(251)) * (SIZE // 251 + 1))[:SIZE]
 def test_a_device_that_is_deleted_under_traffic_and_made_again(
     secret: Secret, child_process: Callable[..., Child], whole_machine: Callable[[str], str]
 ) -> None:
-    """Soft-RoCE's deletion waits until nobody has the device open: so engines must let go of it, and open the new one."""
+    """Soft-RoCE's deletion waits until nobody has the device open: engines let go of it, and open the new one."""
     owner = child_process(name="owner", lanes="verbs,tcp")
     with Engine(secret=secret, name="reader", lanes="verbs,tcp") as reader:
         blob = owner.run(

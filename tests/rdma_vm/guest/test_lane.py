@@ -9,7 +9,6 @@ import signal
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 
 import pytest
 from child import Child
