@@ -236,7 +236,7 @@ TEST(a_card_that_dies_is_let_go_of_and_used_again_when_it_is_back) {
       until("tcp", [&] { return read(4096)->lane == std::string("tcp"); });
       // Nothing of the old cards is held: their devices may wait for that.
       until("all let go of", [&] { return pair.fabric.open("context") == 2; });
-      CHECK_EQ(read(pair.here.size())->lane, std::string("tcp"));
+      CHECK(read(pair.here.size())->lane == std::string("tcp"));
       for (const char* number : {"0", "1"}) pair.fabric.revive(side + number);
       until("both rails again", uses_both_rails);
       until("small ones again", [&] { return !read(8)->admitted; });
