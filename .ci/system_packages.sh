@@ -5,10 +5,11 @@
 #   .ci/system_packages.sh build [PYTHON]    compiler, make, OpenSSL and Python headers, venv for PYTHON (default
 #                                            python3); libibverbs' headers if they can be had
 #   .ci/system_packages.sh bench [PYTHON]    iperf3, which the benchmarks compare with
+#   .ci/system_packages.sh jobs              SLURM and an SSH server, for the tests of jobs
 #   .ci/system_packages.sh rdma              QEMU and RDMA tools, for the virtual machine of the RDMA tests
 set -euo pipefail
 
-purpose=${1:?build, bench or rdma}
+purpose=${1:?build, bench, jobs or rdma}
 PATH=$PATH:/usr/sbin:/sbin
 python=${2:-python3}
 missing=()
@@ -42,6 +43,12 @@ case $purpose in
     fi
     ;;
   bench) need iperf3 command -v iperf3 ;;
+  jobs)
+    need slurm-wlm command -v slurmctld
+    need openssh-server command -v sshd
+    need openssh-client command -v ssh
+    need util-linux command -v setpriv
+    ;;
   rdma)
     need qemu-system-x86 command -v qemu-system-x86_64
     need ibverbs-providers compgen -G '/usr/lib/*/libibverbs/librxe-*.so'
@@ -51,7 +58,7 @@ case $purpose in
     need kmod command -v depmod
     need util-linux command -v setpriv
     ;;
-  *) echo "unknown purpose: $purpose (build, bench or rdma)" >&2; exit 2 ;;
+  *) echo "unknown purpose: $purpose (build, bench, jobs or rdma)" >&2; exit 2 ;;
 esac
 
 [ $((${#missing[@]} + ${#wanted[@]})) -gt 0 ] || exit 0

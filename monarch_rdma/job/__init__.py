@@ -16,6 +16,7 @@ from .detached import DetachedJob
 from .folder import JobFolder
 from .local import LocalJob, ProcessJob
 from .scheduled import Launch, ScheduledJob
+from .slurm import SlurmJob
 from .status import JobState, JobStatus
 from .trait import DEFAULT_JOB_PATH, JobTrait, job_load, job_loads, load_current_job
 
@@ -30,6 +31,7 @@ __all__ = [
     "LocalJob",
     "ProcessJob",
     "ScheduledJob",
+    "SlurmJob",
     "job_load",
     "job_loads",
     "load_current_job",

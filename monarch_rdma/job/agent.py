@@ -31,6 +31,7 @@ from .notices import ENDING, TOLD, WARNED, Subscribers, offer_notices
 __all__ = ["main"]
 
 _PATIENCE = 1.0  # seconds for clients to hear that this host ends
+_PORTS = 100
 _STDIN = "-"
 _SECRET_BYTES = 4097  # one more than a secret may have
 
@@ -51,6 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--address", help="where clients find it: tcp://..., ipc://... or file://...; default: any port"
     )
+    parser.add_argument("--port", type=int, help=f"the first of {_PORTS} ports that may be taken; default: any")
     parser.add_argument("--tell", action="store_true", help="print the complete address and the pid once it listens")
     parser.add_argument("--local", action="store_true", help="for clients of this host alone")
     parser.add_argument("--idle", type=float, default=math.inf, help="end after so many seconds without any client")
@@ -68,6 +70,8 @@ def _serve(arguments: argparse.Namespace) -> int:
     else:
         secret = Secret.from_file(arguments.secret)
     config.configure(secret_file="")  # whatever the environment of the scheduler says
+    if arguments.port is not None:
+        config.configure(port_min=arguments.port, port_max=min(arguments.port + _PORTS - 1, 65535))
     if not arguments.local:
         be_found_by_other_hosts()
     subscribers: list[Subscribers] = []

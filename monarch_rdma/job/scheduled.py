@@ -83,6 +83,11 @@ class ScheduledJob(JobTrait):
         self._idle_timeout = float(idle_timeout)
         self._watch: JobWatch | None = None
 
+    @property
+    def comes_back(self) -> bool:
+        """Whether the scheduler begins the job anew when it has taken the hosts away."""
+        return False
+
     # --- what a scheduler has to bring
 
     @abstractmethod
@@ -140,8 +145,10 @@ class ScheduledJob(JobTrait):
     def _state(self, timeout: float | None) -> JobState:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         if self._watch is not None and self._watch.is_attached:
-            self._raise_if_over(self._status())
-            return JobState(self._watch.meshes)
+            status = self._status()
+            self._raise_if_over(status)
+            if status.phase == "running":
+                return JobState(self._watch.meshes)
         self._wait_for_hosts(deadline)
         if self.reaches_other_hosts:
             be_found_by_other_hosts()

@@ -12,12 +12,13 @@ from ..errors import JobEnded
 
 __all__ = ["JobState", "JobStatus", "Phase"]
 
-Phase = Literal["queued", "running", "ended"]
+Phase = Literal["queued", "running", "ending", "ended"]
 
 
 @dataclass(frozen=True)
 class JobStatus:
-    """What a scheduler says of a job. `message`: in its own words. `advice`: what to try, or "". `hosts`: their names,
+    """What a scheduler says of a job; "ending": its hosts are being taken away, and whether it comes back is not known
+    yet. `message`: in its own words. `advice`: what to try, or "". `hosts`: their names,
     as far as they are known. `ends_at`: when its time limit passes, as of time.time(), or None.
     """
 
@@ -36,7 +37,8 @@ class JobStatus:
         said = f": {self.message}" if self.message else ""
         advice = f"; {self.advice}" if self.advice else ""
         if self.phase != "running":
-            return f"{job} {'has ended' if self.is_over else 'waits in the queue'}{said}{advice}"
+            what = {"queued": "waits in the queue", "ending": "is being ended by its scheduler", "ended": "has ended"}
+            return f"{job} {what[self.phase]}{said}{advice}"
         where = f" on {len(self.hosts)} host{'s' * (len(self.hosts) != 1)}" if self.hosts else ""
         left = f", {max(0.0, self.ends_at - time.time()):.0f} s left" if self.ends_at is not None else ""
         return f"{job} runs{where}{left}{said}{advice}"

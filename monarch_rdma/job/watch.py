@@ -48,6 +48,7 @@ class JobWatch:
         self._last: JobStatus | None = None
         self._warned_at = -_WARNED_TOGETHER
         self._is_closed = False
+        self._has_told = False
         self._number = self._proc.register(self)
         self._proc.at_close(self.forget)
         for address in self._hosts:
@@ -150,9 +151,8 @@ class JobWatch:
                 self._warn(said)
             return False
         _log.warning("%s: the scheduler ends %s", self._job.name, said)
-        if not self._look():
-            time.sleep(_PAUSE)
-            self._look()
+        if not self._look() and self._last is not None and self._last.phase == "ending" and not self._job.comes_back:
+            self._tell_owner(f"{self._last.sentence(self._job.name)} ({said})", None)
         self._agents([address]).heard.broadcast(self._proc.address)
         return True
 
@@ -189,7 +189,14 @@ class JobWatch:
         sentence = status.sentence(self._job.name)
         event = emit("job.ended", cause=cause, job=self._job.name, message=sentence)
         _log.error("%s", sentence)
+        self._tell_owner(sentence, event)
+        self.forget()
+
+    def _tell_owner(self, sentence: str, event: str | None) -> None:
+        """Once."""
+        if self._has_told:
+            return
+        self._has_told = True
         for name in self.meshes:
             failure = MeshFailure(name, JOB, sentence, event=event)
             self._proc.tell_owner(self._owner, failure.noted(f"noticed by {self._proc.name}, which has the job"))
-        self.forget()

@@ -73,7 +73,7 @@ KINDS = {
     "state.restored": "an actor goes on with a state, before it takes calls: mesh, rank, source",
     "member.gone": "a process or an actor is not started again, unless it is replaced: mesh, rank, message",
     "job.applied": "a scheduler was asked for hosts: job (what it is called), meshes (how many hosts each)",
-    "job.status": "what the scheduler says of a job has changed: job, phase (queued, running, ended), message",
+    "job.status": "what the scheduler says of a job has changed: job, phase (queued, running, ending, ended), message",
     "job.host_lost": "the agent on a host of a job is lost: job, mesh, rank, address, message",
     "job.warned": "the scheduler will end a job soon: job, message",
     "job.ended": "a job has ended that its client did not end: job, message",
