@@ -35,6 +35,7 @@ __all__ = [
     "get",
     "get_global_config",
     "get_runtime_config",
+    "launcher_variables",
     "python_breakpoint",
     "runtime_directory",
 ]
@@ -581,6 +582,12 @@ def runtime_directory() -> str:
     import tempfile
 
     return str(get("runtime_dir")) or os.environ.get("XDG_RUNTIME_DIR") or tempfile.gettempdir()
+
+
+def launcher_variables() -> dict[str, str]:
+    """What torchrun, SLURM or MPI say of this process, and of the run that it is part of."""
+    begin = ("RANK", "WORLD_SIZE", "MASTER_", "TORCHELASTIC_", "SLURM_", "PMI", "OMPI_", "PBS_JOBID", "LSB_JOBID")
+    return {name: value for name, value in os.environ.items() if name.startswith(begin)}
 
 
 def python_breakpoint() -> str:

@@ -17,6 +17,7 @@ from .folder import JobFolder
 from .local import LocalJob, ProcessJob
 from .scheduled import Launch, ScheduledJob
 from .slurm import SlurmJob
+from .spmd import SPMDActor, World, from_env, setup_torch_elastic_env, setup_torch_elastic_env_async
 from .status import JobState, JobStatus
 from .trait import DEFAULT_JOB_PATH, JobTrait, job_load, job_loads, load_current_job
 
@@ -30,9 +31,14 @@ __all__ = [
     "Launch",
     "LocalJob",
     "ProcessJob",
+    "SPMDActor",
     "ScheduledJob",
     "SlurmJob",
+    "World",
+    "from_env",
     "job_load",
     "job_loads",
     "load_current_job",
+    "setup_torch_elastic_env",
+    "setup_torch_elastic_env_async",
 ]

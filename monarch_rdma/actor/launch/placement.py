@@ -20,6 +20,7 @@ __all__ = [
     "enter",
     "environment",
     "set_title",
+    "set_variables",
     "threads_changes",
     "visible_devices",
 ]
@@ -123,13 +124,18 @@ def bound(bind: Mapping[str, str]) -> tuple[list[int], list[int]]:
     return (sorted(cpus) if cpus != allowed else []), memory
 
 
-def enter(order: Mapping[str, Any]) -> None:
-    """Puts an order in force in this process. Raises OSError where the system refuses."""
-    for name, value in order["env"].items():
+def set_variables(changes: Mapping[str, str | None]) -> None:
+    """In this process's environment; None removes one."""
+    for name, value in changes.items():
         if value is None:
             os.environ.pop(name, None)
         else:
             os.environ[name] = value
+
+
+def enter(order: Mapping[str, Any]) -> None:
+    """Puts an order in force in this process. Raises OSError where the system refuses."""
+    set_variables(order["env"])
     if order["cwd"] is not None:
         os.chdir(order["cwd"])
     if order["cpus"]:
