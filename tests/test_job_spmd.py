@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from actor_client import wait_until
 from programs import LIMIT, TESTS, Program
 
 from monarch_rdma.actor import Actor, HostMesh, endpoint
@@ -92,8 +93,12 @@ def test_what_an_earlier_run_has_left_is_not_taken_for_this_one(rank: Callable[.
         (old / name).write_text(json.dumps({"word": "old", "facts": {"address": "old", "host": "old"}}))
     (old / "roll").write_text(json.dumps({"words": {"1": "old"}}))
     (old / "table").write_text(json.dumps({"words": ["old", "old"], "facts": [{}, {}]}))
-    ranks = [rank(1, 2), rank(0, 2)]
-    assert ranks[1].line().startswith("rank 0 2") and ranks[0].line().startswith("rank 1 2")
+    first = rank(0, 2)
+    wait_until(
+        lambda: (old / "roll").exists() and "word" in json.loads((old / "roll").read_text()), "rank 0 does not begin"
+    )
+    second = rank(1, 2)  # rank 0 has heard the old words meanwhile
+    assert first.line().startswith("rank 0 2") and second.line().startswith("rank 1 2")
 
 
 def test_ranks_that_do_not_come_are_named(rank: Callable[..., Program]) -> None:

@@ -1,9 +1,9 @@
 """How the ranks of a program find each other: in a private directory on storage that their hosts share.
 
 A directory of an earlier run may still be there, and its secret must not be taken for ours. So each rank says a random
-word (`hello`), rank 0 writes down the words that it has heard (`roll`), and who finds his own word there knows that
-rank 0 lives and means this run. Then each rank says where it listens (`here`), and rank 0 writes the table of all
-addresses (`table`), again with the words.
+word (`hello`), rank 0 writes down its own and those that it has heard (`roll`), and who finds his own word there knows
+that rank 0 lives and means this run. Then each rank says where it listens (`here`), with the word of rank 0, so that
+rank 0 knows the same of it, and writes the table of all addresses (`table`), again with the words.
 """
 
 from __future__ import annotations
@@ -37,6 +37,7 @@ class Meeting:
         self._size = size
         self._timeout = timeout
         self._word = secrets.token_hex(16)
+        self._word_of_first = self._word  # of rank 0
         try:
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
             facts = os.lstat(self.path)
@@ -65,7 +66,7 @@ class Meeting:
     def addresses(self, facts: dict[str, Any]) -> list[dict[str, Any]]:
         """What all ranks say of themselves, in their order."""
         if self._rank:
-            self._write(f"here.{self._rank}", {"word": self._word, "facts": facts})
+            self._write(f"here.{self._rank}", {"word": self._word_of_first, "facts": facts})
             found: list[dict[str, Any]] = []
 
             def is_there() -> bool:
@@ -77,7 +78,7 @@ class Meeting:
 
             self._wait(is_there, lambda: "rank 0 has not said where all others are")
             return found
-        present: dict[int, tuple[str, dict[str, Any]]] = {0: (self._word, facts)}
+        present: dict[int, dict[str, Any]] = {0: facts}
         called: dict[int, str] = {}
 
         def all_are_here() -> bool:
@@ -86,17 +87,17 @@ class Meeting:
             if words != called:
                 called.clear()
                 called.update(words)
-                self._write("roll", {"words": {str(rank): word for rank, word in words.items()}})
+                self._write("roll", {"word": self._word, "words": {str(rank): each for rank, each in words.items()}})
             for rank in range(1, self._size):
                 here = self._read(f"here.{rank}")
-                if here is not None and here["word"] == called.get(rank):
-                    present[rank] = (here["word"], here["facts"])
+                if here is not None and here["word"] == self._word:
+                    present[rank] = here["facts"]
             return len(present) == self._size
 
         self._wait(all_are_here, lambda: f"ranks {sorted(set(range(self._size)) - set(present))} have not come")
         ordered = [present[rank] for rank in range(self._size)]
-        self._write("table", {"words": [word for word, _ in ordered], "facts": [said for _, said in ordered]})
-        return [said for _, said in ordered]
+        self._write("table", {"words": [called.get(rank) for rank in range(self._size)], "facts": ordered})
+        return ordered
 
     def remove(self) -> None:
         """By rank 0, when the program is over."""
@@ -104,7 +105,10 @@ class Meeting:
 
     def _is_called(self) -> bool:
         roll = self._read("roll")
-        return roll is not None and roll["words"].get(str(self._rank)) == self._word
+        if roll is None or roll["words"].get(str(self._rank)) != self._word:
+            return False
+        self._word_of_first = str(roll["word"])
+        return True
 
     def _wait(self, holds: Callable[[], bool], missing: Callable[[], str]) -> None:
         deadline, pause = time.monotonic() + self._timeout, _PAUSE
