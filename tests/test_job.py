@@ -430,7 +430,7 @@ def test_a_local_job_is_this_host(client: Faults) -> None:
 @pytest.mark.parametrize(
     ("make", "problem"),
     [
-        (lambda: ProcessJob({}), "meshes is {}, but must say how many hosts"),
+        (lambda: ProcessJob({}).apply(), "meshes is {}, but must say how many hosts"),
         (lambda: ProcessJob({"a b": 1}), "mesh 'a b' must be named by letters"),
         (lambda: ProcessJob({"a": 0}), r"meshes\['a'\] is 0, but must be a number of hosts from 1 on"),
         (lambda: ProcessJob({"a": True}), "is True"),

@@ -18,6 +18,7 @@ from .local import LocalJob, ProcessJob
 from .scheduled import Launch, ScheduledJob
 from .slurm import SlurmJob
 from .spmd import SPMDActor, World, from_env, setup_torch_elastic_env, setup_torch_elastic_env_async
+from .ssh import SSHJob
 from .status import JobState, JobStatus
 from .trait import DEFAULT_JOB_PATH, JobTrait, job_load, job_loads, load_current_job
 
@@ -32,6 +33,7 @@ __all__ = [
     "LocalJob",
     "ProcessJob",
     "SPMDActor",
+    "SSHJob",
     "ScheduledJob",
     "SlurmJob",
     "World",

@@ -49,6 +49,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m monarch_rdma.job.agent", description=__doc__)
     parser.add_argument("--secret", required=True, metavar="FILE", help="the job's secret; - reads standard input")
+    parser.add_argument("--job", help="the number of the job, for who looks at processes")
     parser.add_argument(
         "--address", help="where clients find it: tcp://..., ipc://... or file://...; default: any port"
     )

@@ -7,7 +7,7 @@ import threading
 import time
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from ..errors import ConfigError
 from .notices import TOLD
@@ -22,7 +22,11 @@ _MOST_LINES = 8  # of what a command that failed has printed
 
 
 class DetachedJob(ScheduledJob):
-    """Facts: `agents`, by mesh a list of `{"address": ..., "pid": ..., "host": ...}`."""
+    """Facts: `agents`, by mesh a list of `{"address": ..., "pid": ..., "host": ..., "job": ...}`; the last is an
+    argument of each, by which it is told from another process under the same number.
+    """
+
+    runs_clients: ClassVar[bool] = False  # batch mode
 
     @abstractmethod
     def _hosts(self) -> dict[str, list[str]]:
@@ -40,11 +44,21 @@ class DetachedJob(ScheduledJob):
     def _end(self, agent: Mapping[str, Any]) -> None:
         """Ends an agent, however it is; returns when it has ended."""
 
+    def _advice(self, words: str, host: str) -> str:
+        """What to try about a command that has failed with these words, or ""."""
+        return ""
+
+    def _with_advice(self, start: _Start) -> str:
+        advice = self._advice(start.problem, start.host)
+        return f"{start.problem}; {advice}" if advice else start.problem
+
     def _environment(self) -> dict[str, str] | None:
         """Of the commands; None: that of this program."""
         return None
 
     def _submit(self, launch: Launch) -> dict[str, Any]:
+        if launch.client and not self.runs_clients:
+            raise ConfigError(f"{type(self).__name__} cannot run client_script: run the program itself, on any host")
         starts = [
             _Start(mesh, rank, host, self._agent_command(launch, mesh, rank, host), self._environment())
             for mesh, hosts in self._hosts().items()
@@ -61,7 +75,8 @@ class DetachedJob(ScheduledJob):
         for start in starts:
             if start.agent:
                 agents[start.mesh].append(start.agent)
-        problems = [start.problem for start in starts if not start.agent]
+            start.agent.update({"job": launch.folder.path.name} if start.agent else {})
+        problems = [self._with_advice(start) for start in starts if not start.agent]
         if problems:
             for each in agents.values():
                 for agent in each:
@@ -70,9 +85,7 @@ class DetachedJob(ScheduledJob):
         return {"agents": agents} | self._start_client(launch)
 
     def _start_client(self, launch: Launch) -> dict[str, Any]:
-        """Batch mode. ConfigError where a job has none."""
-        if launch.client:
-            raise ConfigError(f"{type(self).__name__} cannot run client_script: run the program itself, on any host")
+        """Batch mode, where it `runs_clients`."""
         return {}
 
     def _workers(self) -> dict[str, list[str]]:
@@ -113,7 +126,7 @@ class _Start:
         self.agent: dict[str, Any] = {}
         self.problem = ""
         self._where = f"the agent of host {rank} of mesh {mesh} ({host})"
-        self._host = host
+        self.host = host
         self._command = command
         self._env = env
 
@@ -137,7 +150,7 @@ class _Start:
         for line in done.stdout.decode("utf-8", "replace").splitlines():
             if line.startswith(TOLD):
                 address, _, pid = line.removeprefix(TOLD).partition(" ")
-                self.agent = {"address": address, "pid": int(pid), "host": self._host}
+                self.agent = {"address": address, "pid": int(pid), "host": self.host}
                 return
         code = f" (exit code {done.returncode})" if done.returncode else ""
         self.problem = f"{self._where} did not start{code}{_shown(done.stderr)}"

@@ -84,6 +84,7 @@ class ProcessJob(DetachedJob):
     """Processes on this host, each of which plays a host: for trying out what will run on several."""
 
     reaches_other_hosts = False
+    runs_clients = True
 
     def __init__(
         self,
@@ -131,14 +132,14 @@ class ProcessJob(DetachedJob):
         return {}
 
     def _lost(self, agent: Mapping[str, Any]) -> str:
-        return "" if self._is_ours(agent["pid"]) else "has ended"
+        return "" if _lives(agent) else "has ended"
 
     def _end(self, agent: Mapping[str, Any]) -> None:
         for number, patience in ((signal.SIGTERM, _PATIENCE), (signal.SIGKILL, _KILLED)):
             with contextlib.suppress(ProcessLookupError):
                 fd = os.pidfd_open(agent["pid"])
                 try:
-                    if not self._is_ours(agent["pid"]):
+                    if not _lives(agent):
                         return
                     signal.pidfd_send_signal(fd, number)
                     if select.select([fd], [], [], patience)[0]:
@@ -146,11 +147,13 @@ class ProcessJob(DetachedJob):
                 finally:
                     os.close(fd)
 
-    def _is_ours(self, pid: int) -> bool:
-        """Whether that process lives, and is not another one under the same number."""
-        try:
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-            command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        except (FileNotFoundError, ProcessLookupError):
-            return False
-        return state not in "ZX" and self.facts["log_dir"].encode() in command
+
+def _lives(agent: Mapping[str, Any]) -> bool:
+    """Whether its process does, and is not another one under the same number."""
+    pid = agent["pid"]
+    try:
+        state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        command = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state not in "ZX" and agent["job"].encode() in command

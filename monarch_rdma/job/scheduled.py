@@ -48,7 +48,8 @@ class Launch:
         """The command that makes a host one of the job's, to be run there. `more`: further arguments of job.agent, such
         as `--address`. `secret`: where it finds the secret there, by default in the folder; "-" is standard input.
         """
-        command = [python, "-m", "monarch_rdma.job.agent", "--secret", secret or str(self.folder.secret_file), *more]
+        where = ["--secret", secret or str(self.folder.secret_file), "--job", self.folder.path.name]
+        command = [python, "-m", "monarch_rdma.job.agent", *where, *more]
         limits = (("--idle", self.idle), ("--linger", self.linger))
         return command + [text for name, value in limits if value < math.inf for text in (name, f"{value:g}")]
 
@@ -76,7 +77,7 @@ class ScheduledJob(JobTrait):
         `log_dir`: where the job's files with what is printed go; by default `.monarch/logs` and the job's own number.
         """
         super().__init__()
-        self._meshes = check_meshes(meshes)
+        self._meshes = check_meshes(meshes) if meshes else {}  # some take their meshes later
         self._log_dir = log_dir
         if not (isinstance(idle_timeout, int | float) and idle_timeout > 0):
             raise ConfigError(f"idle_timeout is {idle_timeout!r}, but must be a positive number of seconds")
@@ -124,6 +125,7 @@ class ScheduledJob(JobTrait):
         return not self._status().is_over
 
     def _create(self, client: tuple[str, ...]) -> dict[str, Any]:
+        check_meshes(self._meshes)
         apply_id = secrets.token_hex(6)
         folder = JobFolder.create(apply_id, _secret_of_new_job())
         kept = self._idle_timeout
