@@ -71,13 +71,13 @@ class ScheduledJob(JobTrait):
     on_progress: Callable[[JobStatus], None] | None = None  # called while the job waits, when something has changed
 
     def __init__(
-        self, meshes: Mapping[str, int], *, idle_timeout: float = math.inf, log_dir: str | None = None
+        self, meshes: Mapping[str, int] | None, *, idle_timeout: float = math.inf, log_dir: str | None = None
     ) -> None:
-        """`meshes`: how many hosts each has. `idle_timeout`: seconds after which hosts that no client uses end.
+        """`meshes`: how many hosts each has; None where they are added later. `idle_timeout`: seconds after which hosts that no client uses end.
         `log_dir`: where the job's files with what is printed go; by default `.monarch/logs` and the job's own number.
         """
         super().__init__()
-        self._meshes = check_meshes(meshes) if meshes else {}  # some take their meshes later
+        self._meshes = {} if meshes is None else check_meshes(meshes)
         self._log_dir = log_dir
         if not (isinstance(idle_timeout, int | float) and idle_timeout > 0):
             raise ConfigError(f"idle_timeout is {idle_timeout!r}, but must be a positive number of seconds")
@@ -125,7 +125,6 @@ class ScheduledJob(JobTrait):
         return not self._status().is_over
 
     def _create(self, client: tuple[str, ...]) -> dict[str, Any]:
-        check_meshes(self._meshes)
         apply_id = secrets.token_hex(6)
         folder = JobFolder.create(apply_id, _secret_of_new_job())
         kept = self._idle_timeout

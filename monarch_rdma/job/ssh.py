@@ -13,7 +13,7 @@ from ..actor.joining.introduction import ask
 from ..errors import ConfigError, RdmaError
 from ..rdma.secret import Secret
 from .detached import DetachedJob, detached
-from .scheduled import Launch, check_mesh_name
+from .scheduled import Launch, check_mesh_name, check_meshes
 
 __all__ = ["SSHJob"]
 
@@ -64,7 +64,7 @@ class SSHJob(DetachedJob):
         if isinstance(ssh_args, str):
             raise ConfigError(f"ssh_args is {ssh_args!r}, but must be a list, such as ['-p', '2222']")
         self._hosts_of: dict[str, list[str]] = {}
-        super().__init__({}, idle_timeout=idle_timeout, log_dir=log_dir)
+        super().__init__(None, idle_timeout=idle_timeout, log_dir=log_dir)
         self._python_exe = python_exe
         self._ssh_args = list(ssh_args)
         self._port = monarch_port
@@ -98,6 +98,10 @@ class SSHJob(DetachedJob):
 
     def _hosts(self) -> dict[str, list[str]]:
         return self._hosts_of
+
+    def _submit(self, launch: Launch) -> dict[str, Any]:
+        check_meshes(self._meshes)
+        return super()._submit(launch)
 
     def _agent_command(self, launch: Launch, mesh: str, rank: int, host: str) -> list[str]:
         log = f"{self._remote_log_dir}/{launch.folder.path.name}/{mesh}.{rank}.log"
