@@ -73,7 +73,8 @@ class ScheduledJob(JobTrait):
     def __init__(
         self, meshes: Mapping[str, int] | None, *, idle_timeout: float = math.inf, log_dir: str | None = None
     ) -> None:
-        """`meshes`: how many hosts each has; None where they are added later. `idle_timeout`: seconds after which hosts that no client uses end.
+        """`meshes`: how many hosts each has; None where they are added later. `idle_timeout`: seconds after which hosts
+        that no client uses end.
         `log_dir`: where the job's files with what is printed go; by default `.monarch/logs` and the job's own number.
         """
         super().__init__()
