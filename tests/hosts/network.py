@@ -62,7 +62,7 @@ class Host:
     def popen(self, command: Sequence[Any], **options: Any) -> subprocess.Popen[Any]:
         """subprocess.Popen on this host: a child of this process, its `pid` and signals are as everywhere."""
         with _children_below(self.first_pid):
-            return subprocess.Popen([PROGRAM, "become", *command], **options)
+            return subprocess.Popen([PROGRAM, "become", *map(str, command)], **options)
 
     def run(self, *command: Any, **options: Any) -> str:
         """What a command on this host says; CalledProcessError if it fails."""
@@ -81,6 +81,20 @@ class Host:
         """Python code on this host; `env` are environment variables."""
         env = {"MONARCH_RDMA_LISTEN_HOST": self.address, **env}
         return self._network.keep(Program(code, *arguments, secret_file=secret_file, popen=self.popen, **env))
+
+    def processes(self) -> dict[int, str]:
+        """What runs here, but for the host's process 1: command by process id, as seen from outside."""
+        if not self.first_pid:
+            return {}
+        theirs = os.readlink(f"/proc/{self.first_pid}/ns/pid")
+        found = {}
+        for pid in map(int, filter(str.isdigit, os.listdir("/proc"))):
+            try:
+                if os.readlink(f"/proc/{pid}/ns/pid") == theirs and pid != self.first_pid:
+                    found[pid] = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
+            except OSError:  # it has ended, or is not ours to see
+                continue
+        return found
 
     def shape(self, *, delay: float = 0.0, loss: float = 0.0, rate: float = 0.0) -> None:
         """How what this host sends gets through: seconds (one way), 0..1 of all packets, bytes a second (0: no limit).
