@@ -42,17 +42,15 @@ handle = RDMABuffer.from_bytes(blob, engine=engine)
 landings = [memoryview(mmap.mmap(-1, handle.size())) for _ in range(2)]
 for each in landings: handle.read_into(each).get(120)
 """
-# Bytes a second that arrived, of reads that follow each other; `depth` of them are asked for at a time.
+# Bytes a second that arrived, of reads that follow each other, `depth` at a time, from the end of the first one on.
 READ = """
-handle.read_into(landings[0]).get(120)
-began, ends, going = time.perf_counter(), 0, []
-while True:
+ends, going, began = -1, [], 0.0
+while ends < 1 or time.perf_counter() - began < seconds:
     while len(going) < depth: going.append(handle.read_into(landings[(ends + len(going)) % 2], timeout=120))
     going.pop(0).get(120)
     ends += 1
-    took = time.perf_counter() - began
-    if took >= seconds: break
-result = ends * handle.size() / took
+    if ends == 0: began = time.perf_counter()
+result = ends * handle.size() / (time.perf_counter() - began)
 for each in going: each.get(120)
 """
 

@@ -100,6 +100,7 @@ typedef struct {
   const char* allow_ptrace;    /* who may read our memory where Yama asks: "no", "job" (peers on this host), "any" */
   uint32_t bulk_tls;           /* 1: TLS on tcp lane data sockets too */
   uint32_t tcp_sockets;        /* data sockets per peer for large transfers */
+  uint32_t tcp_sockets_far;    /* as many at most where the round trip is long: one fills its buffers only */
   uint32_t copy_threads;       /* threads for large same-host copies; 0 = chosen from the cores */
   const char* verbs_devices;   /* RDMA cards to use, in the order of rails: "mlx5_0,mlx5_1:1,bnxt_re*"; "" = chosen */
   int32_t verbs_gid_index;     /* entry of the GID table to use on RoCE ports; -1 = chosen */

@@ -131,6 +131,13 @@ OPTIONS: dict[str, Option] = {
         ),
         Option("bulk_tls", bool, False, "Encrypt and authenticate the bytes of tensors on the tcp lane too."),
         Option("tcp_sockets", int, 4, "Data sockets per peer for large transfers.", minimum=1, maximum=64),
+        Option(
+            "tcp_sockets_far",
+            int,
+            16,
+            "As many at most where the round trip is long; no more than tcp_sockets: those.",
+            maximum=64,
+        ),
         Option("copy_threads", int, 0, "Threads for large copies on one host; 0 = chosen from the cores.", maximum=256),
         Option(
             "verbs_devices",

@@ -72,6 +72,10 @@ class Program:
         except queue.Empty:
             raise AssertionError(f"the program says nothing; its errors:\n{self.errors}") from None
 
+    def rest(self) -> list[str]:
+        """What it has said that nobody has heard; after its end, all of it."""
+        return [self._lines.get_nowait() for _ in range(self._lines.qsize())]
+
     def tell(self, line: str = "") -> None:
         assert self.process.stdin is not None
         self.process.stdin.write(line + "\n")

@@ -325,6 +325,17 @@ bool unix_socket_lives(const std::string& path) {
   return !probe.valid() || ::connect(probe.get(), address.get(), address.length) == 0 || errno != ECONNREFUSED;
 }
 
+std::string peer_host(int fd) {
+  sockaddr_storage address{};
+  socklen_t length = sizeof address;
+  char host[NI_MAXHOST];
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&address), &length) != 0 ||
+      (address.ss_family != AF_INET && address.ss_family != AF_INET6) ||
+      ::getnameinfo(reinterpret_cast<sockaddr*>(&address), length, host, sizeof host, nullptr, 0, NI_NUMERICHOST) != 0)
+    return "";
+  return host;
+}
+
 int socket_error(int fd) {
   int error = 0;
   socklen_t length = sizeof error;

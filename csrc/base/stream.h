@@ -68,6 +68,8 @@ bool unix_socket_lives(const std::string& path);
 int socket_error(int fd);  // 0, or the errno that connecting ended with
 // No delay, keepalive; unacknowledged for `user_timeout` seconds ends the connection (<= 0: the kernel's minutes).
 void tune_tcp(int fd, double user_timeout);
+std::string peer_host(int fd);  // the other end's address, without the port; "" where there is none
+double tcp_round_trip(int fd);  // the shortest yet, in seconds; 0 where the kernel does not tell
 // The first fit address of a network interface, or "" if `name` is none: "eth0" -> "10.0.0.5". MR_CONFIG where the
 // interface has no address of that family.
 std::string interface_address(const std::string& name, int ip_family);

@@ -155,11 +155,13 @@ class DataDoor {
     Digest key{};
   };
   using Find = std::function<Session(uint64_t session_id)>;  // link is null where there is none
+  using Refused = std::function<void(const std::string& from, const Status& why)>;
 
   virtual ~DataDoor() = default;
   virtual void accept_on_loop(Fd socket) = 0;  // non-blocking; the door sees itself whether it speaks TLS
   virtual void close_on_loop() = 0;
 };
-std::unique_ptr<DataDoor> make_data_door(Loop& loop, const Options& options, DataDoor::Find find);
+std::unique_ptr<DataDoor> make_data_door(Loop& loop, const Options& options, DataDoor::Find find,
+                                         DataDoor::Refused refused = {});
 
 }  // namespace mr

@@ -21,8 +21,8 @@ struct Listener::Door : Loop::Watcher {
   bool is_unix = false, is_data = false;
 };
 
-Listener::Listener(Loop& loop, const Options& options, const PeerInfo& self)
-    : loop_(loop), options_(options), self_(self) {
+Listener::Listener(Loop& loop, const Options& options, const PeerInfo& self, Strangers& strangers)
+    : loop_(loop), options_(options), self_(self), strangers_(strangers) {
   const auto& raw = options.raw;
   const std::string by_interface = interface_address(options.listen_host, static_cast<int>(raw.ip_family));
   const std::string host = by_interface.empty() ? options.listen_host : by_interface;
@@ -56,7 +56,9 @@ Listener::~Listener() = default;
 
 void Listener::start_on_loop(Arrived arrived, DataDoor::Find find) {
   arrived_ = std::move(arrived);
-  data_door_ = make_data_door(loop_, options_, std::move(find));
+  data_door_ = make_data_door(loop_, options_, std::move(find), [this](const std::string& from, const Status& why) {
+    strangers_.refused_on_loop(from, why);
+  });
   for (auto& door : doors_) loop_.watch_on_loop(door->fd.get(), EPOLLIN, door.get());
 }
 
@@ -74,10 +76,11 @@ void Listener::accept_on_loop(Door& door) {
       continue;
     }
     if (!door.is_unix) tune_tcp(fd.get(), options_.raw.heartbeat_timeout);
+    const std::string from = door.is_unix ? "" : peer_host(fd.get());
     auto stream = std::make_shared<ControlStream>(
         loop_, options_, self_, door.is_unix ? Stream(std::move(fd)) : Stream(std::move(fd), true, options_.secret),
         false, this);
-    greeting_.emplace(stream.get(), Greeting{stream, &door, Clock::now()});
+    greeting_.emplace(stream.get(), Greeting{stream, &door, Clock::now(), from});
     stream->start_on_loop();
   }
 }
@@ -111,7 +114,10 @@ void Listener::on_up(ControlStream& stream) {
   if (!found.empty()) arrived_(std::move(found.mapped().stream));
 }
 
-void Listener::on_closed(ControlStream& stream, const Status&) { greeting_.erase(&stream); }
+void Listener::on_closed(ControlStream& stream, const Status& why) {
+  const auto found = greeting_.extract(&stream);
+  if (!found.empty() && !found.mapped().from.empty()) strangers_.refused_on_loop(found.mapped().from, why);
+}
 
 void Listener::close_on_loop() {
   socket_file_.reset();

@@ -9,6 +9,7 @@
 
 #include "control.h"
 #include "socket_file.h"
+#include "strangers.h"
 
 namespace mr {
 
@@ -17,7 +18,7 @@ class Listener : public ControlStream::Handler {
   using Arrived = std::function<void(std::shared_ptr<ControlStream>)>;
 
   // Binds; throws MR_CONFIG or MR_RESOURCE_EXHAUSTED where it can't. Fills in where it listens.
-  Listener(Loop& loop, const Options& options, const PeerInfo& self);
+  Listener(Loop& loop, const Options& options, const PeerInfo& self, Strangers& strangers);
   ~Listener();
 
   const std::string& unix_name() const { return unix_name_; }
@@ -33,6 +34,7 @@ class Listener : public ControlStream::Handler {
     std::shared_ptr<ControlStream> stream;
     const Door* door;
     Time since;
+    std::string from;  // "" on this host
   };
 
   void accept_on_loop(Door& door);
@@ -44,6 +46,7 @@ class Listener : public ControlStream::Handler {
   Loop& loop_;
   const Options& options_;
   const PeerInfo& self_;
+  Strangers& strangers_;
   Arrived arrived_;
   std::unique_ptr<DataDoor> data_door_;
   std::vector<std::unique_ptr<Door>> doors_;

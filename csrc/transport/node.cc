@@ -64,7 +64,7 @@ Node::Node(Options options, std::vector<LaneType> lanes)
   self_.message_window = options_.raw.message_window_bytes;
   self_.max_frame = options_.raw.max_frame_bytes;
   self_.pid = pid_;
-  listener_ = std::make_unique<Listener>(*loop_, options_, self_);
+  listener_ = std::make_unique<Listener>(*loop_, options_, self_, strangers_);
   if (options_.allow_ptrace == "any") may_trace_ = std::make_unique<MayTrace>(-1);
   HostPort control = listener_->control_at(), data = listener_->data_at();
   control.host = first_reachable_address(control.host);

@@ -80,6 +80,7 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
   const int pid_;
   PeerInfo self_;
   Counters counters_;
+  Strangers strangers_{options_.name, counters_};  // on the loop
   RegionTable regions_;
   std::shared_ptr<Loop> loop_;
   std::vector<LaneType> lanes_;

@@ -67,6 +67,7 @@ mr_options Options::defaults() {
   raw.lanes = "shm,verbs,tcp";
   raw.same_host_unix = raw.shm_mapped = raw.shm_process_vm = 1;
   raw.tcp_sockets = 4;
+  raw.tcp_sockets_far = 16;
   raw.verbs_devices = "";
   raw.verbs_gid_index = -1;
   raw.verbs_queue_pairs = 2;
@@ -121,6 +122,7 @@ Options Options::from(const mr_options& raw) {
          "must be 0 (either), 4 or 6");
   demand(raw.tcp_sockets >= 1 && raw.tcp_sockets <= 64, "tcp_sockets", std::to_string(raw.tcp_sockets),
          "must be 1 to 64");
+  demand(raw.tcp_sockets_far <= 64, "tcp_sockets_far", std::to_string(raw.tcp_sockets_far), "must be at most 64");
   demand(raw.copy_threads <= 256, "copy_threads", std::to_string(raw.copy_threads), "must be at most 256");
   out.verbs_devices = text(raw.verbs_devices);
   demand(raw.verbs_gid_index >= -1 && raw.verbs_gid_index <= 255, "verbs_gid_index",

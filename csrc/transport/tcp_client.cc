@@ -9,6 +9,8 @@ namespace {
 
 constexpr uint64_t kLargeBytes = 8u << 20;  // operations from here on are worth more than one socket
 constexpr uint32_t kMaxRepeats = 3;         // of one part
+constexpr double kFastBytes = 1.25e9;       // a second: what is to be on its way at a time, in one round trip
+constexpr double kWindowBytes = 2 << 20;  // of it on one socket: half of the send buffer that kernels allow themselves
 
 bool is_large(const Transfer& transfer) { return transfer.op->bytes() >= kLargeBytes; }
 
@@ -31,7 +33,8 @@ Part Transfer::take_part() {
 Client::Client(LinkHost& host, std::shared_ptr<Staging> staging)
     : host_(host),
       staging_(std::move(staging)),
-      slots_(host.options().raw.tcp_sockets),
+      slots_(std::max(host.options().raw.tcp_sockets, host.options().raw.tcp_sockets_far)),
+      num_worth_(host.options().raw.tcp_sockets),
       addresses_(data_addresses(host)) {}
 
 // ---- Operations come and go ----
@@ -184,7 +187,7 @@ void Client::part_ended(const ClientSocket::Posted& posted, Status status, bool 
 // ---- Sockets come and go ----
 
 void Client::open_sockets(bool large) {
-  for (uint32_t i = 0; i < (large ? slots_.size() : 1); ++i)
+  for (uint32_t i = 0; i < (large ? num_worth_ : 1); ++i)
     if (!slots_[i].socket && !slots_[i].dial) dial(i);
 }
 
@@ -204,6 +207,9 @@ void Client::dialed(uint32_t slot, std::optional<Dial::Opened> opened, Status wh
       auto socket = std::make_shared<ClientSocket>(*this, host_, staging_, std::move(opened->stream), opened->session,
                                                    opened->number, slot);
       socket->start();
+      const double more = std::min(socket->round_trip() * kFastBytes / kWindowBytes, 64.0);
+      const uint32_t enough = host_.options().raw.tcp_sockets + static_cast<uint32_t>(more);
+      num_worth_ = std::min(std::max(num_worth_, enough), static_cast<uint32_t>(slots_.size()));
       slots_[slot].socket = std::move(socket);
       const auto same = [&](const HostPort& at) { return at.host == opened->at.host && at.port == opened->at.port; };
       std::stable_partition(addresses_.begin(), addresses_.end(), same);
@@ -214,6 +220,7 @@ void Client::dialed(uint32_t slot, std::optional<Dial::Opened> opened, Status wh
   }
   const bool hopeless = std::none_of(slots_.begin(), slots_.end(), [](const Slot& s) { return s.socket || s.dial; });
   if (hopeless) fail_queued(why);
+  if (opened && !large_.empty()) open_sockets(true);
   after_event();
 }
 

@@ -150,6 +150,7 @@ class Client : public std::enable_shared_from_this<Client> {
   LinkHost& host_;
   const std::shared_ptr<Staging> staging_;
   std::vector<Slot> slots_;
+  uint32_t num_worth_;               // of the slots, to large operations
   std::vector<HostPort> addresses_;  // the one that worked first
   uint64_t next_number_ = 1;
   std::deque<TransferRef> small_, large_;  // with parts to post

@@ -19,10 +19,13 @@ class Door;
 // One socket until it has proved itself.
 class Greeting final : public Loop::Watcher, public std::enable_shared_from_this<Greeting> {
  public:
-  Greeting(Door& door, Fd socket) : door_(door), socket_(std::move(socket)), fd_(socket_.get()) {}
+  Greeting(Door& door, Fd socket)
+      : from(peer_host(socket.get())), door_(door), socket_(std::move(socket)), fd_(socket_.get()) {}
 
   void start();
   void close();
+
+  const std::string from;
 
  private:
   enum class Step { look, secure, listen, await_session };
@@ -49,7 +52,8 @@ class Greeting final : public Loop::Watcher, public std::enable_shared_from_this
 
 class Door final : public DataDoor {
  public:
-  Door(Loop& loop, const Options& options, Find find) : loop(loop), options(options), find(std::move(find)) {}
+  Door(Loop& loop, const Options& options, Find find, Refused refused)
+      : loop(loop), options(options), find(std::move(find)), refused_(std::move(refused)) {}
 
   void accept_on_loop(Fd socket) override {
     // The one that has been at it for longest goes: an honest greeting takes milliseconds.
@@ -72,11 +76,18 @@ class Door final : public DataDoor {
     greetings_.remove(greeting);
   }
 
+  // Members leave too, when they have to: that is no news.
+  void refuse(const std::shared_ptr<Greeting>& greeting, const Status& why) {
+    if (refused_ && why.kind != MR_PEER_LOST) refused_(greeting->from, why);
+    show_out(greeting);
+  }
+
   Loop& loop;
   const Options& options;
   const Find find;
 
  private:
+  const Refused refused_;
   std::list<std::shared_ptr<Greeting>> greetings_;
 };
 
@@ -85,7 +96,7 @@ void Greeting::start() {
   door_.loop.watch_on_loop(fd_, watched_, this);
   open_ = true;
   deadline_ = door_.loop.at_on_loop(after(door_.options.raw.connect_timeout), [weak = weak_from_this()] {
-    if (auto self = weak.lock()) self->door_.show_out(self);
+    if (auto self = weak.lock()) self->door_.refuse(self, fail(MR_AUTHENTICATION, "it proved nothing in time"));
   });
 }
 
@@ -104,8 +115,8 @@ void Greeting::on_event(uint32_t) {
   try {
     while (open_ && step()) {
     }
-  } catch (const Error&) {
-    door_.show_out(self);
+  } catch (const Error& error) {
+    door_.refuse(self, error.status());
   }
 }
 
@@ -158,8 +169,8 @@ void Greeting::check_again() {
     if (!self || !self->open_) return;
     try {
       self->check_hello();
-    } catch (const Error&) {
-      self->door_.show_out(self);
+    } catch (const Error& error) {
+      self->door_.refuse(self, error.status());
     }
   });
 }
@@ -194,8 +205,9 @@ void Greeting::check_hello() {
 }  // namespace
 }  // namespace tcp
 
-std::unique_ptr<DataDoor> make_data_door(Loop& loop, const Options& options, DataDoor::Find find) {
-  return std::make_unique<tcp::Door>(loop, options, std::move(find));
+std::unique_ptr<DataDoor> make_data_door(Loop& loop, const Options& options, DataDoor::Find find,
+                                         DataDoor::Refused refused) {
+  return std::make_unique<tcp::Door>(loop, options, std::move(find), std::move(refused));
 }
 
 }  // namespace mr

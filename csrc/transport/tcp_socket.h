@@ -31,6 +31,7 @@ class Socket : public Loop::Watcher, public std::enable_shared_from_this<Socket>
   void put_fault(const Fault& fault);
   void give_up(const Status& why);  // close, and on_broken
   bool is_open() const { return open_; }
+  double round_trip() const { return tcp_round_trip(stream_.fd()); }
 
  protected:
   // Incoming. A head is complete once it has head_bytes, which may depend on its beginning; errors are thrown.
