@@ -134,7 +134,7 @@ OPTIONS: dict[str, Option] = {
         Option(
             "tcp_sockets_far",
             int,
-            16,
+            8,
             "As many at most where the round trip is long; no more than tcp_sockets: those.",
             maximum=64,
         ),

@@ -67,7 +67,7 @@ mr_options Options::defaults() {
   raw.lanes = "shm,verbs,tcp";
   raw.same_host_unix = raw.shm_mapped = raw.shm_process_vm = 1;
   raw.tcp_sockets = 4;
-  raw.tcp_sockets_far = 16;
+  raw.tcp_sockets_far = 8;
   raw.verbs_devices = "";
   raw.verbs_gid_index = -1;
   raw.verbs_queue_pairs = 2;
