@@ -22,7 +22,6 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT / "tests"))
 
-from child import Child  # noqa: E402
 from hosts.network import Host, Network  # noqa: E402
 
 from monarch_rdma.rdma import Secret  # noqa: E402
