@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from monarch_rdma import kernels
 from monarch_rdma.collectives import Group
-from monarch_rdma.errors import ConfigError
+from monarch_rdma.errors import ConfigError, PeerLost
 from monarch_rdma.ft import DiLoCo, FixedCohort, GroupCohort, LocalSGD
 from monarch_rdma.ft.contribution import Contribution, wire_of
 from monarch_rdma.ft.exchange import mean_of
@@ -176,6 +176,21 @@ def test_what_is_not_alike_is_said() -> None:
         return str(caught.value)
 
     assert len(set(in_threads(2, member))) == 1
+
+
+def test_with_fewer_members_than_the_minimum_it_ends() -> None:
+    def member(number: int, group: Group) -> Any:
+        diloco = DiLoCo(Trainer(number).model, GroupCohort(group, minimum=2), every=1)
+        diloco.step()
+        if number == 0:
+            group.engine.close()  # it is gone
+            with pytest.raises(ConfigError, match="names is"):
+                GroupCohort(group, ["a", "a"])
+            return None
+        with pytest.raises(PeerLost, match="1 members are left, but minimum is 2"):
+            diloco.step()
+
+    in_threads(2, member)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,6 @@ are left.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -22,14 +21,10 @@ from ..errors import Cancelled, ConfigError, PeerLost, TransferTimeout
 from .contribution import Contribution, Wire
 from .exchange import Exchange, GroupExchange, ProcessGroupExchange, mean_of
 
-__all__ = ["LOST", "Cohort", "FixedCohort", "GroupCohort", "Offering", "RegroupingCohort", "Standing", "StateReplaced"]
+__all__ = ["Cohort", "FixedCohort", "GroupCohort", "Offering"]
 
 LOST = (PeerLost, TransferTimeout, Cancelled)  # how a group ends
 _FORM = 30.0  # seconds for members that are all on their way into a group
-
-
-class StateReplaced(Exception):
-    """This member had fallen behind, and has taken over the state of another one: what it was about is void."""
 
 
 @dataclass(frozen=True)
@@ -113,7 +108,7 @@ class FixedCohort:
     def average(self, offering: Offering) -> Tensor | None:
         while True:
             try:
-                agree(self._exchange, self.rounds, offering, wants_others=False)
+                agree(self._exchange, self.rounds, offering)
                 mean = mean_of(self._exchange, offering.wire, offering.contribution)
                 break
             except ConfigError:
@@ -135,15 +130,14 @@ class FixedCohort:
         """The group is its maker's."""
 
 
-def agree(exchange: Exchange, rounds: int, offering: Offering, *, wants_others: bool) -> bool:
-    """Whether any member wants other members. ConfigError, on all, where they are not about the same round."""
-    mine = [rounds, offering.contribution.numel, offering.wire.mean_dtype.itemsize, offering.base, int(wants_others)]
+def agree(exchange: Exchange, rounds: int, offering: Offering) -> None:
+    """ConfigError, on all members, where they are not about the same round."""
+    mine = [rounds, offering.contribution.numel, offering.wire.mean_dtype.itemsize, offering.base]
     table = gathered(exchange, mine)
-    for what, column in (("round", 0), ("number of elements", 1), ("quantisation", 2), ("parameters before", 3)):
+    for column, what in enumerate(("round", "number of elements", "quantisation", "parameters before")):
         values = {name: row[column] for name, row in zip(exchange.names, table, strict=True)}
         if len(set(values.values())) > 1:
             raise ConfigError(f"members differ in the {what} of an averaging: {values}")
-    return any(row[4] for row in table)
 
 
 def gathered(exchange: Exchange, numbers: Sequence[int]) -> list[list[int]]:
@@ -153,138 +147,26 @@ def gathered(exchange: Exchange, numbers: Sequence[int]) -> list[list[int]]:
     return found
 
 
-@dataclass(frozen=True)
-class Standing:
-    """How far a member is: FRESH has no state; PENDING waits for the mean of the round after `rounds`; AT_BOUNDARY has
-    just applied the last one, and COMPUTING is on its way to the next.
-    """
-
-    FRESH, COMPUTING, PENDING, AT_BOUNDARY = range(4)
-
-    rounds: int
-    phase: int
-
-    @property
-    def numbers(self) -> list[int]:
-        return [self.rounds, self.phase]
-
-
-class RegroupingCohort(ABC):
-    """What is the same wherever groups come from."""
-
-    def __init__(self, *, timeout: float | None = None) -> None:
-        """`timeout`: seconds that a round waits for the slowest member; None takes option collective_timeout."""
-        self.rounds = 0
-        self.names: tuple[Any, ...] = ()
-        self._timeout = timeout
-        self._phase = Standing.COMPUTING
-        self._last: Tensor | None = None  # the mean of the last round, for those that did not get it
-        self._exchange: Exchange | None = None  # of those that contribute; None: it has to be found out
-
-    # --- for the training
-
-    def average(self, offering: Offering) -> Tensor | None:
-        """As Cohort.average. Members that are lost are left out; ConfigError where those that are left disagree."""
-        self._phase = Standing.PENDING
-        while True:
-            try:
-                mean = self._missed(offering) if self._exchange is None else None
-                if mean is None:
-                    assert self._exchange is not None
-                    self._on_agreed(agree(self._exchange, self.rounds, offering, wants_others=self._wants_others()))
-                    mean = mean_of(self._exchange, offering.wire, offering.contribution)
-                    self.names = self._exchange.names
-            except LOST as error:
-                self._end(error)
-                continue
-            except StateReplaced:
-                return None
-            self._last, self.rounds, self._phase = mean, self.rounds + 1, Standing.AT_BOUNDARY
-            self._confirm()
-            return mean
-
-    def _confirm(self) -> None:
-        """Returns when all have the mean, so that this member may leave; or somebody was lost, who may have had it."""
-        try:
-            if self._exchange is not None:
-                gathered(self._exchange, [self.rounds])
-        except LOST as error:
-            self._end(error)
-
-    def attend(self) -> None:
-        """As Cohort.attend."""
-        self._phase = Standing.COMPUTING
-        if self._exchange is not None and self._has_failed():
-            self._end(PeerLost("a member was lost between rounds"))
-        self._settle()
-
-    def _settle(self) -> None:
-        """Until there is a group again."""
-        while self._exchange is None:
-            try:
-                self._missed(None)
-            except LOST as error:
-                self._end(error)
-            except StateReplaced:
-                return
-
-    # --- where groups come from
-
-    @abstractmethod
-    def _missed(self, offering: Offering | None) -> Tensor | None:
-        """Forms the group, and compares. The mean that this member has missed, if others have it."""
-
-    @abstractmethod
-    def _end(self, error: Exception) -> None:
-        """The group is of no use any more: nobody shall wait in it."""
-
-    @abstractmethod
-    def _has_failed(self) -> bool: ...
-
-    def _wants_others(self) -> bool:
-        return False
-
-    def _on_agreed(self, wants_others: bool) -> None:
-        return None
-
-    # --- comparing
-
-    def _swapped(self, group: Group, standings: Sequence[Standing], offering: Offering | None) -> Tensor | None:
-        """The mean of the last round goes from the first member that has it to those that wait for it."""
-        top = max(standing.rounds for standing in standings)
-        behind = [r for r, s in enumerate(standings) if s.phase == Standing.PENDING and s.rounds == top - 1]
-        source = next(r for r, s in enumerate(standings) if s.rounds == top)
-        if group.rank == source:
-            for rank in behind:
-                assert self._last is not None, "it has completed a round"
-                group.send(self._last, rank, timeout=self._timeout)
-        if group.rank not in behind:
-            return None
-        assert offering is not None, "it waits for the mean of what it offers"
-        mean = torch.empty(offering.contribution.numel)
-        group.receive(mean, source, timeout=self._timeout)
-        return mean
-
-
-class GroupCohort(RegroupingCohort):
+class GroupCohort:
     """The members of a Group: whoever is lost is left out from then on, and nobody comes."""
 
     def __init__(
         self, group: Group, names: Sequence[Any] | None = None, *, minimum: int = 1, timeout: float | None = None
     ) -> None:
         """`names`: of the members, by rank; sums are in their order. `minimum`: with fewer the training ends, by a
-        PeerLost.
+        PeerLost. `timeout`: seconds that a round waits for the slowest member; None takes option collective_timeout.
         """
-        super().__init__(timeout=timeout)
         names = tuple(range(group.size)) if names is None else tuple(names)
         if len(set(names)) != group.size:
             raise ConfigError(f"names is {names!r}, but must be {group.size} different ones, one for each member")
-        self.names = names
-        self._minimum = minimum
+        self.rounds = 0
+        self.names: tuple[Any, ...] = names
         self._of_address = dict(zip(group.members, names, strict=True))
+        self._minimum, self._timeout = minimum, timeout
         self._group = group
-        self._is_over = False
-        self._exchange = GroupExchange(group, names, timeout=timeout)
+        self._exchange: GroupExchange | None = GroupExchange(group, names, timeout=timeout)  # None: it has failed
+        self._is_waiting = False  # for the mean of a round
+        self._last: Tensor | None = None  # the mean of the last round, for those that did not get it
 
     def serve(self, state: Callable[[], Any], load: Callable[[Any], None]) -> None:
         """Nobody comes."""
@@ -298,23 +180,69 @@ class GroupCohort(RegroupingCohort):
     def close(self) -> None:
         self._group.close()
 
-    def _missed(self, offering: Offering | None) -> Tensor | None:
-        if self._is_over:
-            self._group = self._group.shrink(timeout=_FORM)
-            self._is_over = False
-            if self._group.size < self._minimum:
-                raise ConfigError(f"{self._group.size} members are left, but minimum is {self._minimum}")
+    def average(self, offering: Offering) -> Tensor | None:
+        """As Cohort.average. Members that are lost are left out; ConfigError where those that are left disagree."""
+        self._is_waiting = True
+        mean: Tensor | None = None
+        while mean is None:
+            if self._exchange is None:
+                mean = self._regrouped(offering)
+                continue
+            self.names = self._exchange.names
+            try:
+                agree(self._exchange, self.rounds, offering)
+                mean = mean_of(self._exchange, offering.wire, offering.contribution)
+            except LOST:
+                self._exchange = None
+        self._last, self.rounds, self._is_waiting = mean, self.rounds + 1, False
+        self._confirm()
+        return mean
+
+    def _confirm(self) -> None:
+        """Returns when all have the mean, so that this member may leave; or somebody was lost, who may have had it."""
+        try:
+            if self._exchange is not None:
+                gathered(self._exchange, [self.rounds])
+        except LOST:
+            self._exchange = None
+
+    def attend(self) -> None:
+        """As Cohort.attend."""
+        if self._group.failed_rank is not None:
+            self._exchange = None
+        while self._exchange is None:
+            self._regrouped(None)
+
+    def _regrouped(self, offering: Offering | None) -> Tensor | None:
+        """Forms a group of those that are left, and compares. The mean that this member has missed, if others have it;
+        `_exchange` is None again where somebody was lost meanwhile.
+        """
+        self._group = self._group.shrink(timeout=_FORM)
+        if self._group.size < self._minimum:
+            raise PeerLost(f"{self._group.size} members are left, but minimum is {self._minimum}")
         names = [self._of_address[address] for address in self._group.members]
         exchange = GroupExchange(self._group, names, timeout=self._timeout)
-        mine = Standing(self.rounds, self._phase)
-        mean = self._swapped(self._group, [Standing(*row) for row in gathered(exchange, mine.numbers)], offering)
+        try:
+            mean = self._swapped(gathered(exchange, [self.rounds, int(self._is_waiting)]), offering)
+        except LOST:
+            return None
         self._exchange = exchange
         return mean
 
-    def _end(self, error: Exception) -> None:
-        if self._is_over:
-            raise error  # no group can be formed any more
-        self._is_over, self._exchange = True, None
-
-    def _has_failed(self) -> bool:
-        return self._group.failed_rank is not None
+    def _swapped(self, standings: Sequence[Sequence[int]], offering: Offering | None) -> Tensor | None:
+        """The mean of the last round goes from the first member that has it to those that wait for it. `standings`: of
+        each, how many rounds it has, and whether it waits.
+        """
+        top = max(rounds for rounds, _ in standings)
+        behind = [rank for rank, (rounds, is_waiting) in enumerate(standings) if is_waiting and rounds == top - 1]
+        source = next(rank for rank, (rounds, _) in enumerate(standings) if rounds == top)
+        if self._group.rank == source:
+            for rank in behind:
+                assert self._last is not None, "it has completed a round"
+                self._group.send(self._last, rank, timeout=self._timeout)
+        if self._group.rank not in behind:
+            return None
+        assert offering is not None, "it waits for the mean of what it offers"
+        mean = torch.empty(offering.contribution.numel)
+        self._group.receive(mean, source, timeout=self._timeout)
+        return mean
