@@ -7,6 +7,7 @@ TORCH ?= torch==2.13.0
 JOBS ?= $(shell nproc)
 PYTEST_ARGS ?=
 DEMO_ARGS ?=
+STORY_ARGS ?= $(filter --small,$(DEMO_ARGS))
 BENCH_ARGS ?=
 FUZZ_SECONDS ?= 20
 SOAK_SECONDS ?= 240
@@ -55,8 +56,9 @@ $(VENV)/demo-done: $(VENV)/setup-done
 	@.ci/venv.sh $(VENV) $(PYTHON) "$(TORCH)" demo
 	@touch $@
 
-demo: build $(VENV)/demo-done ## moves a real model's weights between processes (DEMO_ARGS="--small")
+demo: build $(VENV)/demo-done ## moves a real model's weights, then trains one under faults (DEMO_ARGS="--small")
 	$(VENV)/bin/monarch-rdma demo $(DEMO_ARGS)
+	$(PY) -m examples.llama_diloco.story $(STORY_ARGS)
 
 test: build $(VENV)/demo-done hip-toolchain test-cpp ## every test, in minutes (PYTEST_ARGS="-k name")
 	$(PY) -m pytest $(SIDE_BY_SIDE) $(PYTEST_ARGS)

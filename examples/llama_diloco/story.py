@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 import threading
@@ -18,6 +19,7 @@ from pathlib import Path
 import torch
 
 from monarch_rdma.actor.chaos import Injector
+from monarch_rdma.config import configure
 from monarch_rdma.errors import RdmaError
 from monarch_rdma.ft import Ended, History, RecoveryPolicy, Report, Synchronised, TrainingPlan, train
 from monarch_rdma.supervision.chaos import Plan
@@ -32,6 +34,7 @@ from .trainer import Trainer, TrainerConfig
 
 MODEL = LlamaConfig(dim=64, layers=2, hidden=160, context=64)
 EVERY = 20  # steps between two synchronisations
+_PATIENCE = 0.5  # seconds for a fault that is just being done
 POLICY = RecoveryPolicy(
     trainers=Policy(max_restarts=3, within=20.0),
     replica=Policy(max_restarts=5, within=60.0),
@@ -142,7 +145,7 @@ class Storm:
     def end(self) -> None:
         self._is_over.set()
         if self._thread is not None:
-            self._thread.join()
+            self._thread.join(_PATIENCE)
 
     def _blow(self) -> None:
         injector, began = Injector(Plan(())), time.monotonic()
@@ -207,6 +210,7 @@ def write(path: Path, calm: History, faulted: History) -> None:
 
 
 def main() -> int:
+    signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))  # through every `finally`
     parser = argparse.ArgumentParser(prog="python -m examples.llama_diloco.story", description=__doc__)
     parser.add_argument("--small", action="store_true", help="short: about a minute")
     parser.add_argument("--rounds", type=int, help="of each run [as many as take a minute or so]")
@@ -221,6 +225,8 @@ def main() -> int:
     setting = Setting(
         replicas, arguments.trainers, rounds, 75.0, arguments.fault_every, arguments.seed, arguments.output
     )
+    configure(process_exit_timeout=1.0)  # Ctrl-C shall not wait for what is being started
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch warns of each connection that a fault has ended
     try:
         return play(setting)
     except KeyboardInterrupt:

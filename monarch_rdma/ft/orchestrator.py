@@ -37,7 +37,7 @@ from .training import TrainingPlan
 __all__ = ["Allocator", "Ended", "OnThisHost", "Orchestrator", "Replica", "train"]
 
 _LAST = 15.0  # seconds that replicas have to end after the first one has
-_STOP = 5.0
+_STOP = 1.0
 _LOOK = 0.1
 _LIVES_OF_A_REPLICA = 1000  # numbers: each life of a replica numbers those of its trainers from there on
 

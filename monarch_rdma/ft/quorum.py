@@ -220,7 +220,7 @@ class Quorum:
         self._is_closed = True
         group = self._group
         if group is not None:
-            group.close()
+            group.abort("a trainer ends")
 
     # --- inside
 

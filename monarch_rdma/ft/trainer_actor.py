@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from dataclasses import dataclass
@@ -12,9 +13,10 @@ from torch._C._distributed_c10d import TCPStore
 
 import monarch_rdma.collectives  # noqa: F401  registers the backend
 
-from ..actor import Actor, ActorMesh, Port, current_rank, endpoint
+from ..actor import Actor, ActorMesh, Port, SupervisionError, current_rank, endpoint
 from ..actor.membership import CoordinationId
 from ..collectives.group import Group
+from ..errors import RdmaError
 from ..rdma import default_engine
 from .quorum import Inside, Quorum
 from .replica_cohort import ReplicaCohort
@@ -23,6 +25,7 @@ from .training import Place, TrainingPlan
 
 __all__ = ["Assembly", "TrainerActor"]
 
+_log = logging.getLogger("monarch_rdma.ft")
 _JOIN_TIMEOUT = 60.0  # seconds until all trainers of a replica have met
 
 
@@ -88,10 +91,19 @@ class _Run:
         try:
             self._train()
         except Exception as error:
-            if not self._is_stopped:
-                self._ended.exception(error)
+            self._report(error)
         else:
-            self._ended.send(self._place.rank)
+            self._report(None)
+
+    def _report(self, error: Exception | None) -> None:
+        """To the replica's actor. Where that is gone or ends this process, nobody waits for it."""
+        try:
+            if error is None:
+                self._ended.send(self._place.rank)
+            elif not self._is_stopped:
+                self._ended.exception(error)
+        except (RdmaError, SupervisionError) as lost:
+            _log.info("replica %d, rank %d: %s", self._place.replica, self._place.rank, lost)
 
     def _train(self) -> None:
         """What is offered to peers stays until the process ends: one may still have to read it."""

@@ -1,0 +1,79 @@
+"""`make demo`'s second part: a training under faults beside the same without, as a program, and Ctrl-C in it."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from monarch_rdma.supervision.chaos import FAULTS
+
+TOLERANCE = 0.35  # nats: what five rounds of two replicas may differ by, when one of them is away for some of them
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture
+def story(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    started = []
+
+    def start(*arguments: str) -> subprocess.Popen[str]:
+        command = [sys.executable, "-u", "-m", "examples.llama_diloco.story", *arguments, "--output", str(tmp_path)]
+        process = subprocess.Popen(
+            command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ}
+        )
+        started.append(process)
+        return process
+
+    yield start
+    for process in started:
+        process.kill()
+        process.communicate()
+
+
+def test_the_loss_under_faults_is_that_without(story: Any, tmp_path: Path) -> None:
+    process = story("--rounds", "5", "--replicas", "2", "--fault-every", "1.5", "--seed", "3")
+    out, _ = process.communicate(timeout=115)
+    assert process.returncode == 0, out
+    calm, faulted = json.loads((tmp_path / "story.json").read_text()).values()
+    assert calm["steps"] == 5 * 2 * 20 <= faulted["steps"] and calm["steps_lost"] == 0
+    assert faulted["faults"] and calm["faults"] == []
+    ends = [history["held_out"][max(history["held_out"], key=int)] for history in (calm, faulted)]
+    assert ends[0] < math.log(256) - 2, "it has learnt something"
+    assert abs(ends[0] - ends[1]) < TOLERANCE, out
+    assert "no checkpoint was written or read" in out and "goodput" in out
+    assert (tmp_path / "story.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("moment", ["twice.", "replicas train", "FAULT"])
+def test_ctrl_c_leaves_no_process(moment: str, story: Any) -> None:
+    fewer = ["--rounds", "2"] if moment == "FAULT" else []
+    process = story("--replicas", "2", "--fault-every", "0.2", *(fewer or ["--rounds", "9"]))
+    for line in process.stdout:
+        if moment in line:
+            break
+    family = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=20)
+    assert process.returncode == 130, out
+    assert out.endswith("\nstopped\n") and "Traceback" not in out, out
+    assert psutil.wait_procs(family, 5)[1] == []
+
+
+def test_faults_are_a_function_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(ROOT))
+    from examples.llama_diloco.faults import KINDS, faults
+
+    plan = faults(7, duration=120, every=4, replicas=4, trainers=2)
+    assert plan == faults(7, duration=120, every=4, replicas=4, trainers=2)
+    assert {name for name, _ in plan} == set(KINDS) and {fault.kind for _, fault in plan} <= set(FAULTS)
+    assert 20 <= len(plan) <= 50 and all(fault.at < 120 for _, fault in plan)
+    assert all(fault.target != fault.peer for _, fault in plan)
