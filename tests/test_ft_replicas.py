@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,7 @@ from monarch_rdma.ft import (
 from monarch_rdma.supervision.chaos import Fault, Plan
 from monarch_rdma.supervision.policy import Policy
 
+LONG = os.environ.get("MONARCH_RDMA_TEST_ROUNDS") == "long"
 NEVER = Policy(max_restarts=0, within=60.0)
 Do = Callable[[], object]
 
@@ -103,6 +105,37 @@ def test_healthy_replicas_lose_nothing_by_the_death_of_another(client: HostMesh,
         assert len(steps) == len(set(steps)), "none is done twice"
     for each in watch.of(Synchronised):
         assert all(each.contributed[each.members.index(replica)] == 10 for replica in done)
+
+
+class Enough(Exception):
+    """The test has seen what it wanted."""
+
+
+class Reaper:
+    """Kills one replica after the other, each when the one before is back."""
+
+    def __init__(self, deaths: int) -> None:
+        self.left, self.victim = deaths, 0
+        self.lives = {0: 0, 1: 0}
+
+    def __call__(self, report: Report) -> None:
+        if not isinstance(report, Stepped) or report.replica != self.victim or report.life <= self.lives[self.victim]:
+            return
+        if not self.left:
+            raise Enough
+        self.lives[self.victim] = report.life
+        inject("kill", f"replica{self.victim}/0")()
+        self.left, self.victim = self.left - 1, 1 - self.victim
+
+
+def test_nothing_is_left_of_replicas_that_died(client: HostMesh, tmp_path: Path) -> None:
+    """What this process still has when all is over is looked at when the module's tests are done."""
+    deaths = 100 if LONG else 5
+    policy = RecoveryPolicy(replica=Policy(max_restarts=None))
+    training = plan(tmp_path, 100_000, replicas=2, trainers=1)
+    with pytest.raises(Enough):
+        train(training, policy=policy, watch=Reaper(deaths))
+    agreed(tmp_path)
 
 
 class Hosts:

@@ -55,8 +55,8 @@ def test_the_loss_under_faults_is_that_without(story: Any, tmp_path: Path) -> No
 
 @pytest.mark.parametrize("moment", ["twice.", "replicas train", "FAULT"])
 def test_ctrl_c_leaves_no_process(moment: str, story: Any) -> None:
-    fewer = ["--rounds", "2"] if moment == "FAULT" else []
-    process = story("--replicas", "2", "--fault-every", "0.2", *(fewer or ["--rounds", "9"]))
+    rounds = "4" if moment == "FAULT" else "9"
+    process = story("--replicas", "2", "--trainers", "1", "--fault-every", "0.2", "--rounds", rounds)
     for line in process.stdout:
         if moment in line:
             break
