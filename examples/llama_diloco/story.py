@@ -56,7 +56,7 @@ class Setting:
 
 
 def play(setting: Setting) -> int:
-    """Both runs, the table and the picture. Returns the exit code. RdmaError where a training did not come to its end."""
+    """Both runs, the table and the picture; the exit code. RdmaError where a training did not come to its end."""
     setting.output.mkdir(parents=True, exist_ok=True)
     rounds = setting.rounds or affordable_rounds(setting)
     print(
