@@ -13,11 +13,16 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
+
+from .errors import ConfigError
 
 __all__ = ["main"]
 
 _INTERRUPTED, _BROKEN_PIPE = 128 + signal.SIGINT, 128 + signal.SIGPIPE
 
+
+JOBS = ("run", "apply", "exec", "status", "kill", "logs")
 
 # Of supervision.chaos.FAULTS, written here so that the other commands need not import it.
 CHAOS = (
@@ -57,6 +62,85 @@ def _sets(text: str) -> tuple[str, ...]:
     if not set(names) <= {"real", "generated"}:
         raise argparse.ArgumentTypeError(f"{text!r} is not a comma list of real and generated")
     return names
+
+
+def _point(text: str) -> dict[str, int]:
+    point = {}
+    for part in text.split(","):
+        label, equals, number = part.partition("=")
+        if not (label and equals and number.isdecimal()):
+            raise argparse.ArgumentTypeError(f"{part!r} is not LABEL=NUMBER, such as hosts=1")
+        point[label] = int(number)
+    return point
+
+
+def _add_jobs(commands: Any) -> list[argparse.ArgumentParser]:
+    """Those about jobs: run, apply, exec, status, kill, logs."""
+    kept = argparse.ArgumentParser(add_help=False)
+    about = "file that says which job runs [%(default)s]"
+    kept.add_argument("--state", metavar="FILE", default=".monarch/job_state.json", help=about)
+
+    run = commands.add_parser("run", help="runs a program here, with hosts that are its own until it ends")
+    where = run.add_mutually_exclusive_group(required=True)
+    where.add_argument("--hosts", metavar="LIST", help="that ssh reaches: node1,node2")
+    where.add_argument("--processes", metavar="N", type=_at_least(1), help="of this host, that play hosts")
+    where.add_argument("--slurm", metavar="N", type=_at_least(1), help="nodes of SLURM")
+    run.add_argument("--partition", help="of SLURM")
+    run.add_argument("--gpus-per-node", metavar="N", type=_at_least(0), help="of SLURM")
+    run.add_argument("--time", metavar="LIMIT", help="of SLURM, as 1:00:00")
+    run.add_argument("program", nargs=argparse.REMAINDER, help="a Python file or a command, and its arguments")
+
+    apply = commands.add_parser("apply", help="asks a scheduler for a job, waits for it, keeps it", parents=[kept])
+    apply.add_argument("job", metavar="JOB", help="where it is: path/job.py, path/job.py:name or module:name")
+    apply.add_argument("--no-wait", action="store_true", help="do not wait in the queue")
+    apply.add_argument(
+        "--client", nargs=argparse.REMAINDER, default=[], help="the command that is run inside the job; goes last"
+    )
+
+    execute = commands.add_parser("exec", help="runs a command on hosts of the job", parents=[kept])
+    execute.add_argument("--mesh", metavar="NAME", help="which, where there are several")
+    execute.add_argument("--all", action="store_true", help="on all meshes")
+    execute.add_argument("--point", metavar="hosts=N", type=_point, default={}, help="on this host alone")
+    execute.add_argument("--per-host", metavar="N", type=_at_least(1), default=1, help="so many times [%(default)s]")
+    execute.add_argument("program", nargs=argparse.REMAINDER, help="the command")
+
+    status = commands.add_parser("status", help="what the scheduler says of the job", parents=[kept])
+    status.add_argument("--json", action="store_true", help="print one JSON document")
+    kill = commands.add_parser("kill", help="ends the job", parents=[kept])
+    logs = commands.add_parser("logs", help="what the job has printed", parents=[kept])
+    logs.add_argument("-f", "--follow", action="store_true", help="go on until the job is over")
+    return [run, apply, execute, status, kill, logs]
+
+
+def _run_jobs(arguments: argparse.Namespace) -> int:
+    from .job import ProcessJob, SlurmJob, SSHJob, command
+
+    given = arguments.command
+    if given == "apply":
+        return command.apply(arguments.job, arguments.state, _program(arguments.client), not arguments.no_wait)
+    if given == "status":
+        return command.status(arguments.state, arguments.json)
+    if given == "kill":
+        return command.kill(arguments.state)
+    if given == "logs":
+        return command.logs(arguments.state, arguments.follow)
+    program = _program(arguments.program)
+    if not program:
+        raise ConfigError("there is no command to run")
+    if given == "exec":
+        where = arguments.mesh, arguments.point, arguments.per_host, arguments.all
+        return command.execute(arguments.state, program, *where)
+    if arguments.processes:
+        return command.run(ProcessJob({"hosts": arguments.processes}), program)
+    if arguments.hosts:
+        return command.run(SSHJob(meshes={"hosts": arguments.hosts.split(",")}), program)
+    options = {"partition": arguments.partition, "time_limit": arguments.time}
+    job = SlurmJob({"hosts": arguments.slurm}, gpus_per_node=arguments.gpus_per_node, **options)
+    return command.run(job, program)
+
+
+def _program(words: list[str]) -> list[str]:
+    return words[1:] if words[:1] == ["--"] else words
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -153,7 +237,8 @@ def _parser() -> argparse.ArgumentParser:
     render = k8s.add_subparsers(dest="k8s_command", metavar="COMMAND", required=True).add_parser(
         "render", help="prints a job's manifests, to look at or for kubectl apply"
     )
-    for subparser in (render, doctor, demo, worker, directory, stacks, top, debug, chaos):
+    jobs = _add_jobs(commands)
+    for subparser in (render, doctor, demo, worker, directory, stacks, top, debug, chaos, *jobs):
         subparser.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help=argparse.SUPPRESS)
     _add_render_arguments(render)
     return parser
@@ -233,6 +318,8 @@ def _run(arguments: argparse.Namespace, rest: list[str]) -> int:
         return render.run(arguments)
     if arguments.command == "chaos":
         return _run_chaos(arguments)
+    if arguments.command in JOBS:
+        return _run_jobs(arguments)
     from .demo import run as demo
 
     plan = demo.Plan(

@@ -220,6 +220,7 @@ def test_the_time_limit_is_an_event_before_it_comes(cluster: Cluster, slurm_job:
     assert said.startswith(f"{job.name} will be ended by its scheduler soon, in ") and "SIGUSR1" in said
 
 
+@pytest.mark.skipif(os.environ.get("MONARCH_RDMA_TEST_ROUNDS") != "long", reason="of the long rounds: 10 s")
 def test_a_requeued_job_is_told_and_its_new_hosts_are_found(cluster: Cluster, slurm_job: Any, client: Faults) -> None:
     job = slurm_job({"trainers": 1}, requeue=True)
     job.state()
@@ -288,7 +289,7 @@ def test_what_waits_for_ever_says_why(slurm_job: Any, arguments: Any, problem: s
     seen: list[JobStatus] = []
     job.on_progress = seen.append
     with pytest.raises(TransferTimeout, match=f"waits in the queue: {problem}"):
-        job.state(timeout=4.0)
+        job.state(timeout=2.5)
     assert seen and all(status.phase == "queued" for status in seen)
 
 
