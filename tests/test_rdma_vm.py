@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -77,18 +78,23 @@ def test_the_time_limit_ends_the_machine(rdma_image: Image, tmp_path: Path) -> N
     assert machines_of(tmp_path) == []
 
 
-@pytest.mark.parametrize(
-    ("how", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -signal.SIGKILL)]
-)
-def test_it_ends_with_the_program_that_booted_it(rdma_image: Image, tmp_path: Path, how: int, code: int) -> None:
-    command = [sys.executable, "tests/rdma_vm", "--results", str(tmp_path / "r"), "echo up; sleep 100"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as program:
-        assert program.stdout is not None and program.stderr is not None
-        assert program.stdout.readline() == "up\n"
-        assert len(machines_of(tmp_path)) == 1
-        program.send_signal(how)
-        assert program.wait(20) == code
-        assert "Traceback" not in program.stderr.read()
+def test_it_ends_with_the_program_that_booted_it(rdma_image: Image, tmp_path: Path) -> None:
+    """Booted at the same time, one for each way to end."""
+    codes = {signal.SIGINT: 130, signal.SIGTERM: 143, signal.SIGKILL: -signal.SIGKILL}
+    with contextlib.ExitStack() as stack:
+        programs = {}
+        for how in codes:
+            command = [sys.executable, "tests/rdma_vm", "--results", str(tmp_path / how.name), "echo up; sleep 100"]
+            program = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+            stack.callback(program.kill)
+            programs[how] = stack.enter_context(program)
+        for how, program in programs.items():
+            assert program.stdout is not None and program.stderr is not None
+            assert program.stdout.readline() == "up\n"
+            assert len(machines_of(tmp_path / how.name)) == 1
+            program.send_signal(how)
+            assert program.wait(20) == codes[how]
+            assert "Traceback" not in program.stderr.read()
     gone = [psutil.Process(pid) for pid in machines_of(tmp_path)]
     assert psutil.wait_procs(gone, timeout=20)[1] == []
 
