@@ -101,7 +101,9 @@ class Reduction {
         num_shards_(num_shards),
         out_(static_cast<uint8_t*>(out)),
         dtype_(dtype),
-        is_value_(dtype_size(dtype) == sizeof(Value)) {
+        is_value_(dtype_size(dtype) == sizeof(Value)),
+        sums_stored_(std::is_same_v<Op, Sum> && std::is_same_v<Value, float> && num_shards >= 4 &&
+                     (dtype == MR_BF16 || dtype_size(dtype) == 1)) {
     // Those that do not stay in the caches anyway need not pass through them, unless they are there: as a shard.
     streaming_ = count * dtype_size(dtype) * (num_shards + 1) >= kStreamingBytes &&
                  std::find(shards, shards + num_shards, out) == shards + num_shards;
@@ -110,7 +112,9 @@ class Reduction {
   void piece(size_t begin, size_t count, bool average) {
     size_t shard = 0;
     const auto next = [&](size_t slot) { return values(shard++, slot, begin, count); };
-    if (num_shards_ >= 4) {
+    if (sums_four(begin, count)) {
+      shard = 4;
+    } else if (num_shards_ >= 4) {
       const Value *a = next(0), *b = next(1), *c = next(2), *d = next(3);
       run_vectorised<FirstFour<Op, Value>>(partial_, a, b, c, d, count);
     } else if (num_shards_ >= 2) {
@@ -134,14 +138,35 @@ class Reduction {
 
   // Elements at a time. Few where shards are converted one after the other: memory likes streams that go on side by
   // side.
-  size_t piece_size() const { return is_value_ ? kPiece : kConvertedPiece; }
+  size_t piece_size() const { return is_value_ ? kPiece : kConvertedBytes / dtype_size(dtype_); }
 
  private:
   const Value* values(size_t shard, size_t slot, size_t begin, size_t count) {
-    const auto* at = static_cast<const uint8_t*>(shards_[shard]) + begin * dtype_size(dtype_);
+    const uint8_t* const at = stored(shard, begin);
     if (is_value_) return reinterpret_cast<const Value*>(at);
+    read_ahead(at, count);
     if constexpr (std::is_same_v<Value, float>) to_floats(dtype_, at, widened_[slot], count);
     return widened_[slot];
+  }
+
+  // The first four shards, where the processor at hand can sum what lies in memory.
+  bool sums_four(size_t begin, size_t count) {
+    if (!sums_stored_) return false;
+    const void* const shards[4] = {stored(0, begin), stored(1, begin), stored(2, begin), stored(3, begin)};
+    if constexpr (std::is_same_v<Value, float>)
+      if (sums_of_four(dtype_, shards, partial_, count) != count) return false;
+    for (const void* shard : shards) read_ahead(static_cast<const uint8_t*>(shard), count);
+    return true;
+  }
+
+  const uint8_t* stored(size_t shard, size_t begin) const {
+    return static_cast<const uint8_t*>(shards_[shard]) + begin * dtype_size(dtype_);
+  }
+
+  // A piece of bytes is so short that the processor, which sees the streams take turns, does not read ahead by itself.
+  void read_ahead(const uint8_t* at, size_t count) const {
+    if (dtype_size(dtype_) != 1) return;
+    for (size_t line = 0; line < count; line += 64) __builtin_prefetch(at + kAhead + line);
   }
 
   void store(size_t begin, size_t count) {
@@ -156,16 +181,17 @@ class Reduction {
       std::memcpy(to, from, count * sizeof(Value));
   }
 
-  static constexpr size_t kPiece = 2048 / sizeof(Value), kConvertedPiece = 256;
+  static constexpr size_t kAhead = 1024;  // bytes
+  static constexpr size_t kPiece = 2048 / sizeof(Value), kConvertedBytes = 512;
 
   const void* const* shards_;
   const size_t num_shards_;
   uint8_t* const out_;
   const mr_dtype dtype_;
-  const bool is_value_;
+  const bool is_value_, sums_stored_;
   bool streaming_;
   alignas(64) Value partial_[kPiece];
-  alignas(64) Value widened_[4][std::is_same_v<Value, float> ? kConvertedPiece : 1];
+  alignas(64) Value widened_[4][std::is_same_v<Value, float> ? kConvertedBytes : 1];
 };
 
 // use(Value()) with the type that a dtype's arithmetic is done in. A bool is a byte, 0 or 1.

@@ -86,7 +86,7 @@ TEST(reduce_is_the_same_with_every_instruction_set) {
 
 TEST(a_reduction_may_be_cut_anywhere) {
   constexpr size_t kCount = 3001;
-  for (const mr_dtype dtype : {MR_F32, MR_BF16, MR_E5M2, MR_I16}) {
+  for (const mr_dtype dtype : {MR_F32, MR_BF16, MR_E4M3FN, MR_E4M3FNUZ, MR_E5M2, MR_I16}) {
     std::vector<Bytes> shards;
     for (uint32_t i = 0; i < 5; ++i) shards.push_back(random_elements(dtype, kCount, i));
     const auto from = [&](size_t begin) {
