@@ -4,7 +4,7 @@ python benchmarks/bench_collectives.py [--processes 2,4] [--largest 256] [--roun
 
 Both process groups live in the same processes. For each size and collective they take turns; the slowest rank counts,
 medians of rounds are compared. "of bound": bytes that must be read from tensors and written to them, over the bandwidth
-of memory, which all processes measure at the same time in the same run by reading and writing a tensor in place.
+of memory, which all processes measure at the same time in the same run by reading and writing 256 MiB each in place.
 """
 
 from __future__ import annotations
@@ -78,10 +78,10 @@ def seconds(step: Step, times: int) -> float:
 
 
 def bandwidth(rounds: int) -> float:
-    """Bytes a second of all processes together, reading and writing in place what no cache holds."""
-    tensor = torch.ones(64 * MIB // 4)
-    samples = [seconds(lambda: tensor.add_(1.0), 2) for _ in range(rounds + 1)]
-    return 2 * 64 * MIB * dist.get_world_size() / statistics.median(samples[1:])
+    """Bytes a second of all processes together, reading and writing in place what no cache keeps a part of."""
+    tensor = torch.ones(256 * MIB // 4)
+    samples = [seconds(lambda: tensor.add_(1.0), 1) for _ in range(rounds + 1)]
+    return 2 * tensor.nbytes * dist.get_world_size() / statistics.median(samples[1:])
 
 
 def latencies(step: Step, times: int) -> float:

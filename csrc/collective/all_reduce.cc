@@ -49,8 +49,8 @@ void in_two_rounds(Group& group, const Call& call, uint64_t bytes) {
     const Parts of = parts(step);
     const uint64_t at = windows.at(step) + of.at(rank);
     pieces[rank] = input(call, 0) + at;
-    reduce_shards(call, pieces, out, of.length(rank));
-    copy(output(call, 0) + at, out, of.length(rank));
+    reduce_shards(call, pieces, output(call, 0) + at, of.length(rank));
+    copy(out, output(call, 0) + at, of.length(rank));
     return of.length(rank);
   };
   flow.take = [&](uint64_t step, uint32_t from, const uint8_t* piece, uint64_t length) {

@@ -43,6 +43,19 @@ std::string rank_text(uint32_t rank, const std::string& name) {
   return "rank " + std::to_string(rank) + (name.empty() ? "" : " (" + name + ")");
 }
 
+// Of what all members must have alike, in 30 bits.
+uint32_t digest(const GroupOptions& options) {
+  uint64_t out = options.size;
+  for (const uint64_t each : {options.step_bytes, options.message_bytes}) out = (out ^ each) * 0x9e3779b97f4a7c15ULL;
+  return static_cast<uint32_t>(out >> 34);
+}
+
+Error has_other_options(uint32_t rank, const std::string& name) {
+  return Error(MR_CONFIG, rank_text(rank, name) +
+                              " has another rank, size, step_bytes or message_bytes than is expected " +
+                              "here: options and the table of collectives must be the same on all members");
+}
+
 // Counters only grow, whichever thread is first.
 void raise(std::atomic<uint64_t>& counter, uint64_t value) {
   uint64_t now = counter.load();
@@ -114,8 +127,9 @@ void Group::join(const std::vector<RemoteRegion>& regions, Time deadline) {
     member.region = std::make_shared<const RemoteRegion>(regions[rank]);
     if (rank == this->rank() && member.region->name.id != region_->id)
       throw Error(MR_CONFIG, "the handle of " + rank_text(rank, "") + ", which is ours, is not of this group");
-    if (member.region->size < arena_.geometry.bytes() || (member.region->access & MR_WRITE) == 0)
-      throw Error(MR_PROTOCOL, "the handle of " + rank_text(rank, member.name) + " is of another kind of group");
+    if ((member.region->access & MR_WRITE) == 0)
+      throw Error(MR_PROTOCOL, "the handle of " + rank_text(rank, member.name) + " is not of a group");
+    if (member.region->size != arena_.geometry.bytes()) throw has_other_options(rank, member.name);
   }
   for (const auto& member : members_)
     if (member->rank != rank()) find(*member, deadline);
@@ -151,16 +165,18 @@ void Group::find(Member& member, Time deadline) {
       arena.head->rank != member.rank || arena.head->size != size() ||
       arena.head->slot_bytes != arena_.geometry.slot_bytes ||
       arena.head->message_bytes != arena_.geometry.message_bytes)
-    throw Error(MR_CONFIG, rank_text(member.rank, member.name) +
-                               " has another rank, size, step_bytes or message_bytes than is expected here");
+    throw has_other_options(member.rank, member.name);
   member.arena = arena;
 }
 
 // Both say whether they map the other's arena, which also says that they are there.
 void Group::greet(Member& member, Time deadline) {
-  notify(member, Note{Notice::hello, 0, rank(), member.arena.head != nullptr ? 1u : 2u}.word());
+  const uint32_t ours = digest(options_);
+  notify(member, Note{Notice::hello, 0, rank(), ours << 2 | (member.arena.head != nullptr ? 1u : 2u)}.word());
   await(member, deadline, [&] { return member.hello.load() != 0; });
-  member.direct = member.arena.head != nullptr && member.hello.load() == 1;
+  const uint32_t hello = member.hello.load();
+  if (hello >> 2 != ours) throw has_other_options(member.rank, member.name);
+  member.direct = member.arena.head != nullptr && (hello & 3) == 1;
 }
 
 void Group::close() {
@@ -234,7 +250,7 @@ void Group::on_notify(uint64_t value) {
   const auto traffic = static_cast<Traffic>(note.traffic);
   switch (note.what) {
     case Notice::hello:
-      from.hello.store(note.number == 1 ? 1 : 2);
+      from.hello.store(static_cast<uint32_t>(note.number));
       return head().steps.ring();
     case Notice::arrived: {
       ChannelHead& channel = arena_.channel(note.rank, traffic);

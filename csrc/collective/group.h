@@ -32,7 +32,7 @@ struct Member {
   Arena arena;          // where it is mapped
   bool direct = false;  // each of us maps the other's arena
   OpRef watch;
-  std::atomic<uint32_t> hello{0};  // 1: it maps our arena, 2: it does not
+  std::atomic<uint32_t> hello{0};  // 1: it maps our arena, 2: it does not; above these bits a digest of its options
   std::atomic<bool> lost{false};
 
   // Its progress, as far as we have looked: direct members.
@@ -134,7 +134,8 @@ class Group : public std::enable_shared_from_this<Group> {
 
 template <typename Ready>
 void Group::await(Member& whom, Time deadline, Ready&& ready) {
-  if (spinning_.until([&] { return ready() || has_failed(); })) {
+  // Between hosts the threads that carry the bytes need the processors more.
+  if (whom.direct && spinning_.until([&] { return ready() || has_failed(); })) {
     if (ready()) return;
     check();
   }
