@@ -48,6 +48,9 @@ def _defaults_without(named: set[str]) -> list[str]:
 
 def run(arguments: list[str]) -> int:
     """Becomes the benchmark program, so that signals and exit code are its own; returns only where there is none."""
+    if "--collectives" in arguments:
+        rest = [each for each in arguments if each != "--collectives"]
+        os.execv(sys.executable, [sys.executable, "-m", "monarch_rdma.collectives.measure", *rest])
     program = command(arguments)
     if not os.access(program[0], os.X_OK):
         print(f"monarch-rdma bench: {program[0]} is missing; `make build` makes it", file=sys.stderr)

@@ -156,7 +156,11 @@ def _parser() -> argparse.ArgumentParser:
     doctor.add_argument("--json", action="store_true", help="print one JSON document")
 
     # -h belongs to these programs too: they know their own options.
-    commands.add_parser("bench", add_help=False, help="latency and bandwidth of each lane (--help lists the options)")
+    commands.add_parser(
+        "bench",
+        add_help=False,
+        help="latency and bandwidth of each lane (--help lists the options); --collectives: of collectives",
+    )
 
     about = "a model of training under failures: goodput and scaling (--help lists the options)"
     commands.add_parser("simulate", add_help=False, help=about)

@@ -375,11 +375,27 @@ OPTIONS: dict[str, Option] = {
         Option(
             "collective_step_bytes",
             int,
-            512 << 10,
-            "What a member of a group stages in shared memory at a time, for one step of a collective.",
+            0,
+            "What a member of a group stages in shared memory at a time, for one step of a collective; 0 = what "
+            "collective_table says for groups of its size.",
             "bytes",
-            64,
+            0,
             1 << 30,
+            engine=False,
+        ),
+        Option(
+            "collective_table",
+            str,
+            "",
+            "A file that `monarch-rdma bench --collectives` has written, by which collectives choose their way, the "
+            'same on all members; "" = the figures that are built in.',
+            engine=False,
+        ),
+        Option(
+            "collective_hierarchy",
+            bool,
+            True,
+            "Collectives of several hosts with as many members on each go in two levels: on each host, and across.",
             engine=False,
         ),
         Option(

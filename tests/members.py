@@ -14,7 +14,7 @@ from monarch_rdma.rdma import Secret
 class Members:
     """Children by rank. Their code sees `rank`, `size`, `group`, and what `collective_programs` has."""
 
-    def __init__(self, children: Sequence[Child], make: Callable[[], Child], setup: str) -> None:
+    def __init__(self, children: Sequence[Child], make: Callable[[int], Child], setup: str) -> None:
         self.children = list(children)
         self._make = make
         self._setup = setup
@@ -24,7 +24,7 @@ class Members:
         """New processes in the places of those that have ended."""
         ended = [rank for rank, child in enumerate(self.children) if child.process.poll() is not None]
         for rank in ended:
-            self.children[rank] = self._make()
+            self.children[rank] = self._make(rank)
         self.run(self._setup, ended)
 
     def start(self, code: str, ranks: Sequence[int] | None = None, **names: Any) -> None:
@@ -61,12 +61,12 @@ def members(
     with ExitStack() as stack:
         inside = ["env", *(f"{name}={value}" for name, value in (environment or {}).items())]
 
-        def make() -> Child:
+        def make(_: int) -> Child:
             child = Child(secret, inside=inside, **options)
             stack.callback(child.close)
             return child
 
-        yield Members([make() for _ in range(count)], make, setup)
+        yield Members([make(rank) for rank in range(count)], make, setup)
 
 
 __all__ = ["ChildError", "Members", "members"]

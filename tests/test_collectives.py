@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 import torch
@@ -14,12 +17,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from members import ChildError, Members, members
 
-from monarch_rdma import errors
-from monarch_rdma.collectives import Group
+from monarch_rdma import config, errors
+from monarch_rdma.collectives import Group, table
 from monarch_rdma.rdma import Engine, Secret
 
 LONG = os.environ.get("MONARCH_RDMA_TEST_ROUNDS") == "long"
-ROUNDS = 300 if LONG else 3
+ROUNDS = 300 if LONG else 5
 EXAMPLES = 300 if LONG else 12
 
 # Small steps, so that small tensors already take many of them; and the two ways that bytes can go.
@@ -148,6 +151,82 @@ def test_several_groups_at_a_time(processes: Members) -> None:
     assert results == [5.0, 5.0] and processes.finish([1]) == [5.0]
 
 
+def test_compressed_sums_lose_nothing_in_the_long_run(formed: Members) -> None:
+    """Each is right to a few 256ths of its block's largest; what is lost is made up for by the next ones."""
+    results = formed.run(
+        """
+        from monarch_rdma.collectives.compressed import CompressedAllReduce
+        count, rounds, result = 5000 + 7, 40, []
+        wanted = sum(torch.sin(torch.arange(count) * (1.0 + each)) for each in range(size)) / size
+        mine = torch.sin(torch.arange(count) * (1.0 + rank))
+        for dtype in ("int8", "float8_e4m3fn", "float8_e5m2"):
+            reduction, total = CompressedAllReduce(group, count, dtype=dtype), torch.zeros(count)
+            first = None
+            for _ in range(rounds):
+                tensor = mine.clone()
+                reduction.run(tensor, op="avg")
+                first = tensor if first is None else first
+                total += tensor
+            one, all_of_them = (first - wanted).abs().max(), (total / rounds - wanted).abs().max()
+            result.append((dtype, float(one), float(all_of_them), tensor.view(torch.uint8).sum().item()))
+        try:
+            reduction.run(torch.ones(3))
+        except errors.ConfigError as error:
+            result.append(str(error))
+        """
+    )
+    assert all(each == results[0] for each in results)  # the same bits everywhere
+    limits = {"int8": 0.02, "float8_e4m3fn": 0.15, "float8_e5m2": 0.3}
+    for dtype, one, all_of_them, _ in results[0][:3]:
+        assert 0 < one < limits[dtype] and all_of_them < one / 5, (dtype, one, all_of_them)
+    assert results[0][3].startswith("tensor has 3 elements, but must have 5007")
+
+
+def test_the_table_is_read_by_size(tmp_path: Path) -> None:
+    rows = [table.Row(2, 4096, 0), table.Row(8, 1 << 20, 1 << 16)]
+    table.save(rows, tmp_path / "table.json")
+    with config.configured(collective_table=str(tmp_path / "table.json")):
+        assert [table.row_for(size).step_bytes for size in (1, 2, 7, 8, 100)] == [4096, 4096, 4096, 1 << 20, 1 << 20]
+        with config.configured(collective_step_bytes=512):
+            assert table.row_for(8) == table.Row(8, 512, 1 << 16)
+    assert table.row_for(2).step_bytes == table.BUILT_IN[0].step_bytes
+
+
+def test_the_table_is_measured(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    command = [sys.executable, "-m", "monarch_rdma.cli", "bench", "--collectives", "--processes", "2"]
+    said = subprocess.run(
+        [*command, "--mib", "1", "--rounds", "1", "--save", str(path)], check=True, capture_output=True, text=True
+    ).stdout
+    assert said.count("<- best") == 1 and str(path) in said
+    assert [row.size for row in table.load(path)] == [2]
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", '{"version": 2, "groups": []}', '{"version": 1, "groups": [{"size": 2, "step_bytes": 1}]}']
+)
+def test_what_is_no_table_is_refused(tmp_path: Path, content: str) -> None:
+    (tmp_path / "table.json").write_text(content)
+    with config.configured(collective_table=str(tmp_path / "table.json")), pytest.raises(errors.ConfigError) as refused:
+        table.row_for(2)
+    assert "table.json" in str(refused.value)
+
+
+def test_members_with_other_options_are_told_so(processes: Members) -> None:
+    for rank, step in enumerate((512, 1024)):
+        processes.run(
+            "from monarch_rdma import config; config.configure(collective_step_bytes=step)", [rank], step=step
+        )
+    addresses = [child.address for child in processes.children[:2]]
+    results = processes.run(
+        "result = attempt(lambda: Group.form(members, engine=engine, timeout=5))", [0, 1], members=addresses
+    )
+    processes.run("config.configure(collective_step_bytes=512)", [0, 1])
+    # Who is first to look says what is wrong; the other one has not found it any more.
+    told = dict((kind, message) for kind, message, _ in results)
+    assert "the same on all members" in told["ConfigError"], results
+
+
 # --- failure
 
 # What the others gave before they gave up may still be enough for one barrier, if the news is slower.
@@ -227,7 +306,20 @@ def test_a_group_grows(processes: Members) -> None:
     processes.run("check(group, torch.float32, 1000, 'sum', 1, 2)")
 
 
-def test_killed_at_random_moments_in_all_collectives(processes: Members) -> None:
+def test_each_epoch_of_a_membership_has_its_group(processes: Members) -> None:
+    addresses = [child.address for child in processes.children]
+    form = """
+        from monarch_rdma.supervision.membership import Epoch, EpochId, MemberId
+        members = tuple(MemberId(f"trainer {each}", 1) for each in range(len(addresses)))
+        with Group.of_epoch(Epoch(EpochId(1, number), members, tuple(addresses)), engine=engine, timeout=60) as group:
+            check(group, torch.float32, 1000, "sum", 1, 0)
+            result = group.rank, group.size
+    """
+    assert processes.run(form, number=1, addresses=addresses) == [(0, 3), (1, 3), (2, 3)]
+    assert processes.run(form, [2, 0], number=2, addresses=[addresses[2], addresses[0]]) == [(0, 2), (1, 2)]
+
+
+def test_killed_or_stopped_at_random_moments_in_all_collectives(processes: Members) -> None:
     """Right results until then; then one error that names the rank, and the survivors go on. Nothing is left behind."""
     for round_number in range(ROUNDS):
         processes.replace_ended()
@@ -237,9 +329,11 @@ def test_killed_at_random_moments_in_all_collectives(processes: Members) -> None
         before = processes.run("result = len(__import__('os').listdir('/proc/self/fd'))", survivors)
         processes.start("result = hammer(group, seed)", seed=round_number)
         time.sleep(0.02 + 0.05 * (round_number % 5))  # any moment is right
-        processes.children[victim].kill()
+        child = processes.children[victim]
+        child.stop() if round_number % 5 == 4 else child.kill()
         for kind, message, rank in processes.finish(survivors):
             assert (kind, rank) == ("PeerLost", victim), message
+        child.kill()
         processes.run(
             """
             smaller = group.shrink(timeout=60)

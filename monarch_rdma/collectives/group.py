@@ -13,6 +13,8 @@ from ..errors import ConfigError, PeerLost
 from ..rdma import group as core
 from ..rdma.engine import Engine, default_engine, seconds
 from ..rdma.memory import memory_of, note_written
+from ..supervision.membership import Epoch
+from .hierarchy import Hierarchy, hierarchy_of
 from .meeting import MemberLost, digest, meet
 
 __all__ = ["DTYPES", "Group", "default_timeout"]
@@ -38,9 +40,23 @@ class Group:
     error that names its rank (PeerLost, TransferTimeout), and so does every later call: `shrink` makes a new group.
     """
 
-    def __init__(self, engine: Engine, handle: core.CoreGroup, members: Sequence[str], name: str) -> None:
+    def __init__(
+        self, engine: Engine, handle: core.CoreGroup, members: Sequence[str], name: str, *, timeout: float
+    ) -> None:
+        """All members call it, when `handle` has met; `timeout`: seconds until its levels have met as well.
+
+        A member that is lost meanwhile makes the group fail: the first call raises it, and `shrink` leaves it out.
+        """
         self.engine = engine
         self.core = handle
+        self._hierarchy: Hierarchy | None = None
+        try:
+            self._hierarchy = hierarchy_of(engine, handle, members, name, timeout)
+        except BaseException as error:
+            if not isinstance(error, PeerLost):
+                handle.close()
+                raise
+        self.run = (self._hierarchy or handle).run
         self.members = tuple(members)  # addresses of their engines, by rank
         self.name = name
         self.rank, self.size = handle.rank, handle.size
@@ -68,8 +84,19 @@ class Group:
             raise ConfigError("members has an address twice")
         name = digest(members) if name is None else name
         limit = _limit(timeout)
-        handle = meet(engine, members, name, limit if limit >= 0 else float("inf"))
-        return cls(engine, handle, members, name)
+        limit = limit if limit >= 0 else float("inf")
+        deadline = time.monotonic() + limit
+        handle = meet(engine, members, name, limit)
+        return cls(engine, handle, members, name, timeout=deadline - time.monotonic())
+
+    @classmethod
+    def of_epoch(cls, epoch: Epoch, *, engine: Engine | None = None, timeout: float | None = None) -> Group:
+        """The group of an epoch's members, with their ranks; each gave its engine's address as its metadata.
+
+        With a coordinator of membership this takes the place of `shrink` and `grow`: each epoch has a group, whoever
+        comes or goes, and a member that the coordinator has given up finds none. Raises as `form`.
+        """
+        return cls.form(epoch.metadata, name=f"epoch {epoch.id}", engine=engine, timeout=timeout)
 
     # --- collectives
 
@@ -150,13 +177,18 @@ class Group:
     # --- failure
 
     @property
+    def hosts(self) -> list[list[int]]:
+        """The ranks on each host, where collectives go in two levels; else all of them, as if on one."""
+        return [list(range(self.size))] if self._hierarchy is None else self._hierarchy.hosts
+
+    @property
     def failed_rank(self) -> int | None:
         """The member because of which the group has failed; None where it has not."""
         return self.core.failed_rank
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Ends everything pending, on all members, with Cancelled; the group has failed then."""
-        self.core.abort(reason)
+        (self._hierarchy or self.core).abort(reason)
 
     def shrink(self, *, timeout: float | None = None) -> Group:
         """A new group of those members that are not lost, with ranks in the old order. All of them call it.
@@ -181,8 +213,10 @@ class Group:
             except MemberLost as error:
                 del alive[error.rank]
                 continue
+            smaller = Group(self.engine, handle, members, name, timeout=deadline - time.monotonic())
             self.close()
-            return Group(self.engine, handle, members, name)
+            is_whole = not isinstance(smaller.core.failure, PeerLost)
+            return smaller if is_whole else smaller.shrink(timeout=max(0.0, deadline - time.monotonic()))
 
     def grow(self, newcomers: Sequence[str], *, timeout: float | None = None) -> Group:
         """A new group of these members and the engines at the addresses of `newcomers`, which get the ranks after.
@@ -193,6 +227,8 @@ class Group:
 
     def close(self) -> None:
         """Lets go of the group: the other members lose this one."""
+        if self._hierarchy is not None:
+            self._hierarchy.close()
         self.core.close()
 
     def __enter__(self) -> Group:
@@ -224,7 +260,7 @@ class Group:
             raise ConfigError(f"root is {root}, but the group has ranks 0 to {self.size - 1}")
         reduction, limit = core.REDUCTIONS[op], _limit(timeout)
         with self._running:
-            self.core.run(kind, inputs, outputs, root=root, dtype=dtype, reduction=reduction, timeout=limit)
+            self.run(kind, inputs, outputs, root=root, dtype=dtype, reduction=reduction, timeout=limit)
         for each in written:
             _note_written(each)
 

@@ -10,8 +10,9 @@ from ..errors import ConfigError, PeerLost, TransferTimeout
 from ..rdma.engine import Engine
 from ..rdma.group import CoreGroup
 from ..rdma.names import look_up, publish, unpublish
+from .table import row_for
 
-__all__ = ["MemberLost", "digest", "meet"]
+__all__ = ["MemberLost", "digest", "meet", "member"]
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.05  # seconds between looks for a member that has not come yet
 _LOOK = 1.0  # seconds that one look may take
@@ -30,13 +31,18 @@ def digest(members: Sequence[str]) -> str:
     return hashlib.sha256("\n".join(members).encode()).hexdigest()[:24]
 
 
+def member(engine: Engine, rank: int, size: int) -> CoreGroup:
+    """This process's end of a group that is yet to meet, with the options that are best for its size."""
+    return CoreGroup(engine, rank, size, step_bytes=row_for(size).step_bytes)
+
+
 def meet(engine: Engine, members: Sequence[str], name: str, timeout: float) -> CoreGroup:
     """Forms the group of the engines at these addresses, in the order of ranks. All call it with the same arguments.
 
     Raises MemberLost, TransferTimeout naming those that did not come, ConfigError.
     """
     rank = members.index(engine.address)
-    group = CoreGroup(engine, rank, len(members))
+    group = member(engine, rank, len(members))
     key = f"collectives/{name}/{digest(members)}"
     deadline = time.monotonic() + timeout
     publish(engine, key, group.descriptor)

@@ -21,9 +21,10 @@ from ..rdma import group as core
 from ..rdma.engine import Engine, adopt_secret, default_engine
 from ..rdma.secret import Secret, configured_secret
 from .group import DTYPES, Group
+from .meeting import member
 from .work import Sequence, Work
 
-__all__ = ["BACKEND", "ProcessGroup", "register"]
+__all__ = ["BACKEND", "ProcessGroup", "meet_in_store", "register"]
 
 BACKEND = "monarch_rdma"
 _RedOp: Any = ReduceOp.RedOpType
@@ -42,16 +43,16 @@ _Base: Any = dist.ProcessGroup  # whose declared signatures differ from version 
 def register() -> None:
     """Makes the backend known to torch.distributed. Again is no error."""
     if BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, _create, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, meet_in_store, devices=["cpu"])
 
 
-def _create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
-    """Called by torch for each group, on its members. They find each other through torch's store."""
+def meet_in_store(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
+    """The process group of those that call this with one store, in which they find each other. torch calls it."""
     seconds = timeout.total_seconds()
     engine = _engine(store, rank)
     store.set(f"address/{rank}", engine.address)
     members = [bytes(store.get(f"address/{each}")).decode() for each in range(size)]
-    handle = core.CoreGroup(engine, rank, size)
+    handle = member(engine, rank, size)
     store.set(f"member/{rank}", base64.b64encode(handle.descriptor))
     descriptors = [base64.b64decode(store.get(f"member/{each}")) for each in range(size)]
     try:
@@ -60,7 +61,8 @@ def _create(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGrou
         handle.close()
         raise
     # The descriptor of the first member tells this group from any other one of the same engines.
-    group = Group(engine, handle, members, name=base64.b64encode(descriptors[0][-24:]).decode())
+    name = base64.b64encode(descriptors[0][-24:]).decode()
+    group = Group(engine, handle, members, name, timeout=seconds)
     return ProcessGroup(group, timeout)
 
 
@@ -366,7 +368,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         """A collective of the core. The inputs are kept until it has ended."""
         kept = [_on_cpu(tensor).detach().contiguous() for tensor in inputs]
         blocks = [_block(tensor) for tensor in kept]
-        number, run = core.REDUCTIONS[reduction], self.group.core.run
+        number, run = core.REDUCTIONS[reduction], self.group.run
 
         def call() -> None:
             run(kind, blocks, outputs, root=root, dtype=dtype, reduction=number, timeout=timeout)

@@ -14,6 +14,7 @@ from .. import config
 from .._engine import ffi, lib
 from ..errors import ConfigError, class_of_kind
 from .engine import Engine, raise_error, scratch, seconds
+from .region import RemoteRegion
 
 __all__ = [
     "ALL_GATHER",
@@ -39,7 +40,7 @@ _NAMES = {
     REDUCE_SCATTER: "reduce_scatter", ALL_GATHER: "all_gather", GATHER: "gather", SCATTER: "scatter",
     ALL_TO_ALL: "all_to_all",
 }  # fmt: skip
-_SPIN = 2000  # looks, about 20 to 50 us, where every member has a processor
+_SPIN = 125  # looks, about 3 us, where every member has a processor; more costs time slices where others run too
 
 Block = tuple[int, int]  # address and size of contiguous memory that the caller keeps
 
@@ -47,13 +48,14 @@ Block = tuple[int, int]  # address and size of contiguous memory that the caller
 class CoreGroup:
     """One member's end of a group. Collectives: one at a time, from any thread; messages: from any thread."""
 
-    def __init__(self, engine: Engine, rank: int, size: int) -> None:
+    def __init__(self, engine: Engine, rank: int, size: int, *, step_bytes: int) -> None:
         self.engine = engine
         self.rank, self.size = rank, size
         self.names: list[str] = []
+        self._arenas: list[RemoteRegion] = []
         options = ffi.new("mr_group_options *")
         options.rank, options.size = rank, size
-        options.step_bytes = config.get("collective_step_bytes")
+        options.step_bytes = step_bytes
         options.message_bytes = config.get("collective_message_bytes")
         options.interrupted = lib.mr_python_interrupted
         options.spin = _SPIN if size <= len(os.sched_getaffinity(0)) else 0
@@ -80,6 +82,7 @@ class CoreGroup:
     def join(self, descriptors: Sequence[bytes], names: Sequence[str], timeout: float | None) -> None:
         """Meets the others, given all descriptors by rank. `names` are for messages."""
         self.names = list(names)
+        self._arenas = [RemoteRegion(self.engine, descriptor) for descriptor in descriptors]
         if len(descriptors) != self.size:
             raise ConfigError(f"descriptors has {len(descriptors)} entries for a group of {self.size} members")
         kept = [ffi.from_buffer("uint8_t[]", descriptor) for descriptor in descriptors]
@@ -143,7 +146,15 @@ class CoreGroup:
         """What every call raises now, where the group has failed."""
         error = ffi.new("mr_error *")
         kind = lib.mr_group_failure(self._handle, ffi.NULL, error)
-        return class_of_kind(kind)(ffi.string(error.message).decode("utf-8", "replace")) if kind else None
+        if not kind:
+            return None
+        rank = self.failed_rank
+        peer = self.names[rank] if rank is not None and rank < len(self.names) else None
+        return class_of_kind(kind)(ffi.string(error.message).decode("utf-8", "replace"), peer=peer)
+
+    def is_on_this_host(self, rank: int, timeout: float) -> bool:
+        """Whether that member's memory is mapped here. PeerLost, TransferTimeout."""
+        return self._arenas[rank].lane(timeout) == "shm-mapped"
 
     def is_lost(self, rank: int) -> bool:
         return bool(lib.mr_group_is_lost(self._handle, rank))

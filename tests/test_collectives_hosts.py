@@ -1,0 +1,127 @@
+"""Groups over several hosts: two levels, right results with delay and loss, and one error where a host is cut off."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+import torch
+from child import Child
+from hosts.network import Network, network_of
+from members import Members
+
+from monarch_rdma.rdma import Secret
+
+LONG = os.environ.get("MONARCH_RDMA_TEST_ROUNDS") == "long"
+ROUNDS = 100 if LONG else 2
+OPTIONS = {"heartbeat_interval": 0.1, "heartbeat_timeout": 2.0}
+SETUP = """
+from collective_programs import *
+from monarch_rdma import config
+config.configure(collective_step_bytes=4096)
+"""
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    with network_of(2) as network:
+        yield network
+
+
+@pytest.fixture(scope="module")
+def pool(network: Network) -> Members:
+    """Two members on each of two hosts: ranks 0 and 2 on the first, 1 and 3 on the second."""
+    secret = Secret.generate()
+
+    def make(rank: int) -> Child:
+        return network.hosts[rank % 2].child(secret, **OPTIONS)
+
+    return Members([make(rank) for rank in range(4)], make, SETUP)
+
+
+@pytest.fixture
+def processes(network: Network, pool: Members) -> Members:
+    for host in network.hosts:
+        host.mend()
+    network.shape()
+    pool.replace_ended()
+    return pool
+
+
+def test_two_levels_give_what_one_gives(processes: Members, network: Network) -> None:
+    processes.form()
+    assert processes.run("result = group.hosts") == [[[0, 2], [1, 3]]] * 4
+    network.shape(delay=0.002, loss=0.01)
+    for dtype, count in ((torch.int32, 1), (torch.int64, 30_001), (torch.float64, 7000)):
+        processes.run("check(group, dtype, count, 'max', 3, 1)", dtype=dtype, count=count)
+    processes.run("check(group, torch.int32, 30_001, 'sum', 3, 2)")
+    # Sums on each host come first: another order than that of ranks, but one.
+    sums = processes.run(
+        """
+        tensor = torch.arange(20_000.0) * (rank + 1)
+        group.all_reduce(tensor, op="avg")
+        assert torch.allclose(tensor, torch.arange(20_000.0) * 2.5)
+        result = tensor
+        """
+    )
+    assert all(torch.equal(each, sums[0]) for each in sums)
+
+
+def test_what_crosses_the_network_crosses_it_once_for_each_host(processes: Members) -> None:
+    sent = {}
+    for name, is_on in (("two", True), ("one", False)):
+        processes.run("config.configure(collective_hierarchy=is_on)", is_on=is_on)
+        processes.form(name=name)
+        counted = "result = engine.counters().get('tcp_write_bytes', 0)"
+        before = processes.run(counted)
+        processes.run("group.all_reduce(torch.ones(1_000_000))")
+        sent[name] = sum(processes.run(counted)) - sum(before)
+    assert sent["two"] < 0.6 * sent["one"]
+
+
+def test_a_late_member_is_named(processes: Members) -> None:
+    processes.form()
+    processes.start("result = attempt(lambda: group.all_reduce(torch.ones(100_000), timeout=60))", [1, 2])
+    kind, message, _ = processes.run("result = attempt(lambda: group.all_reduce(torch.ones(100_000), timeout=3))", [0])[
+        0
+    ]
+    # Rank 2 is ready on this host; rank 3 keeps rank 1 waiting, whom rank 0 waits for.
+    assert (kind, "rank 1" in message) == ("TransferTimeout", True)
+    for kind, message, seconds in processes.finish([1, 2]):
+        assert kind in ("Cancelled", "TransferTimeout") and "rank" in message and seconds < 30
+    assert processes.run("result = group.shrink(timeout=30).size") == [4] * 4
+
+
+@pytest.mark.parametrize("how", ["kill", "stop", "cut"])
+def test_members_are_lost_at_random_moments(processes: Members, network: Network, how: str) -> None:
+    """Right results until then; then one error that names who is lost, and the survivors go on."""
+    for number in range(ROUNDS):
+        processes.replace_ended()
+        processes.form(name=f"{how}{number}")
+        processes.start("result = hammer(group, seed)", seed=number)
+        time.sleep(0.05 + 0.1 * (number % 5))  # any moment is right
+        victims = [1, 3] if how == "cut" else [number % 4]
+        survivors = [rank for rank in range(4) if rank not in victims]
+        if how == "cut":
+            network.hosts[1].cut()
+        elif how == "stop":
+            processes.children[victims[0]].stop()
+        else:
+            processes.children[victims[0]].kill()
+        for kind, message, rank in processes.finish(survivors):
+            assert kind == "PeerLost" and rank in victims, (kind, message, rank)
+        sizes = processes.run(
+            """
+            smaller = group.shrink(timeout=60)
+            check(smaller, torch.int64, 20_000, "sum", 1, 0)
+            result = smaller.size
+            smaller.close()
+            """,
+            survivors,
+        )
+        assert sizes == [len(survivors)] * len(survivors)
+        for rank in victims:
+            processes.children[rank].close()
+        network.hosts[1].mend()
