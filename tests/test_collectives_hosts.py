@@ -47,6 +47,7 @@ def processes(network: Network, pool: Members) -> Members:
         host.mend()
     network.shape()
     pool.replace_ended()
+    pool.run("config.configure(collective_hierarchy=True)")
     return pool
 
 
