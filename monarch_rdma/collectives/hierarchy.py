@@ -17,10 +17,10 @@ from itertools import chain, pairwise
 from typing import Any
 
 from .. import config
-from .._engine import ffi
 from ..errors import PeerLost, RdmaError
 from ..rdma import group as core
 from ..rdma.engine import Engine
+from ..rdma.memory import memory_of
 from .meeting import meet
 from .table import row_for
 
@@ -241,7 +241,8 @@ class _Guard:
 
 
 def _block(memory: bytearray) -> core.Block:
-    return int(ffi.cast("uintptr_t", ffi.from_buffer(memory))), len(memory)
+    described = memory_of(memory, "memory")
+    return described.address, described.view.nbytes
 
 
 def _parts(memory: core.Block, count: int, item: int) -> list[core.Block]:
