@@ -19,6 +19,7 @@ from members import ChildError, Members, members
 
 from monarch_rdma import config, errors
 from monarch_rdma.collectives import Group, table
+from monarch_rdma.collectives.meeting import MemberLost, meet
 from monarch_rdma.rdma import Engine, Secret
 
 LONG = os.environ.get("MONARCH_RDMA_TEST_ROUNDS") == "long"
@@ -352,3 +353,13 @@ def test_ended_members_leave_a_usable_error(processes: Members) -> None:
     processes.children[2].close()
     with pytest.raises(ChildError, match="PeerLost"):
         processes.run("group.barrier()", [1])
+
+
+def test_who_waits_for_a_late_member_learns_that_another_is_lost(secret: Secret) -> None:
+    """It may be the reason why the late one comes to another group."""
+    with Engine(secret=secret) as here, Engine(secret=secret) as late:
+        with Engine(secret=secret) as lost:
+            members = [here.address, late.address, lost.address]
+        with pytest.raises(MemberLost, match="rank 2 was lost") as caught:
+            meet(here, members, "a group", 30)
+        assert caught.value.rank == 2

@@ -95,12 +95,13 @@ def test_a_late_member_is_named(processes: Members) -> None:
     assert processes.run("result = group.shrink(timeout=30).size") == [4] * 4
 
 
-@pytest.mark.parametrize("how", ["kill", "stop", "cut"])
-def test_members_are_lost_at_random_moments(processes: Members, network: Network, how: str) -> None:
+@pytest.mark.parametrize(("how", "levels"), [("kill", 2), ("stop", 2), ("cut", 2), ("cut", 1)])
+def test_members_are_lost_at_random_moments(processes: Members, network: Network, how: str, levels: int) -> None:
     """Right results until then; then one error that names who is lost, and the survivors go on."""
     for number in range(ROUNDS):
         processes.replace_ended()
-        processes.form(name=f"{how}{number}")
+        processes.run("config.configure(collective_hierarchy=levels == 2)", levels=levels)
+        processes.form(name=f"{how}{levels}-{number}")
         processes.start("result = hammer(group, seed)", seed=number)
         time.sleep(0.05 + 0.1 * (number % 5))  # any moment is right
         victims = [1, 3] if how == "cut" else [number % 4]

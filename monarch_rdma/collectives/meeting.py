@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Sequence
 
-from ..errors import ConfigError, PeerLost, TransferTimeout
+from ..errors import ConfigError, PeerLost, RdmaError, TransferTimeout
 from ..rdma.engine import Engine
 from ..rdma.group import CoreGroup
 from ..rdma.names import look_up, publish, unpublish
@@ -47,10 +47,7 @@ def meet(engine: Engine, members: Sequence[str], name: str, timeout: float) -> C
     deadline = time.monotonic() + timeout
     publish(engine, key, group.descriptor)
     try:
-        descriptors = [
-            group.descriptor if each == rank else _descriptor_of(engine, each, members, key, deadline)
-            for each in range(len(members))
-        ]
+        descriptors = _descriptors(engine, group, members, key, deadline)
         try:
             group.join(descriptors, members, max(0.0, deadline - time.monotonic()))
         except PeerLost as error:
@@ -64,20 +61,32 @@ def meet(engine: Engine, members: Sequence[str], name: str, timeout: float) -> C
     return group
 
 
-def _descriptor_of(engine: Engine, rank: int, members: Sequence[str], key: str, deadline: float) -> bytes:
+def _descriptors(engine: Engine, own: CoreGroup, members: Sequence[str], key: str, deadline: float) -> list[bytes]:
+    """Of all members, in the order of ranks. Looks for those that have not come in turn: who waits for one learns that
+    another is lost, for which that one may have left already.
+    """
+    found = {own.rank: own.descriptor}
     pause = _FIRST_PAUSE
     while True:
-        try:
-            return look_up(engine, members[rank], key, min(_LOOK, max(0.01, deadline - time.monotonic())))
-        except (ConfigError, TransferTimeout) as error:  # it has not come yet, or is slow to answer
-            left = deadline - time.monotonic()
-            if left <= 0:
-                raise TransferTimeout(
-                    f"rank {rank} ({members[rank]}) did not come to the group in time: {error}",
-                    peer=members[rank],
-                    operation="join",
-                ) from error
-            time.sleep(min(pause, left))
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        except PeerLost as error:
-            raise MemberLost(rank, error) from error
+        missing = [rank for rank in range(len(members)) if rank not in found]
+        late: RdmaError | None = None
+        for rank in missing:
+            try:
+                limit = min(_LOOK, max(0.01, deadline - time.monotonic()))
+                found[rank] = look_up(engine, members[rank], key, limit)
+            except (ConfigError, TransferTimeout) as error:  # it has not come yet, or is slow to answer
+                late = late or error
+            except PeerLost as error:
+                raise MemberLost(rank, error) from error
+        if late is None:
+            return [found[rank] for rank in range(len(members))]
+        left = deadline - time.monotonic()
+        if left <= 0:
+            rank = next(rank for rank in missing if rank not in found)
+            raise TransferTimeout(
+                f"rank {rank} ({members[rank]}) did not come to the group in time: {late}",
+                peer=members[rank],
+                operation="join",
+            ) from late
+        time.sleep(min(pause, left))
+        pause = min(2 * pause, _LONGEST_PAUSE)
