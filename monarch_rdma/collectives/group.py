@@ -226,7 +226,7 @@ class Group:
         return Group.form([*self.members, *newcomers], engine=self.engine, timeout=timeout)
 
     def close(self) -> None:
-        """Lets go of the group, when all are done: who still needs this member waits until its deadline. See `abort`."""
+        """Lets go of the group, once all are done: who still needs us waits until its deadline. See `abort`."""
         if self._hierarchy is not None:
             self._hierarchy.close()
         self.core.close()
