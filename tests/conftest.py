@@ -22,15 +22,6 @@ hypothesis.settings.register_profile("unhurried", deadline=None)
 hypothesis.settings.load_profile("unhurried")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A file's tests share what its fixtures have made, so one process has them all; there is one virtual machine at a
-    time.
-    """
-    for item in items:
-        group = "virtual machines" if item.path.name.startswith("test_rdma_") else item.path.name
-        item.add_marker(pytest.mark.xdist_group(group))
-
-
 @pytest.fixture(autouse=True)
 def untouched_options(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Options that a test sets end with it; those of the environment are not seen."""

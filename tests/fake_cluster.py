@@ -110,6 +110,9 @@ class FakeCluster:
         self.labels_index = True
         self._wake, self._closing = threading.Condition(), False
         self._hosts = itertools.count(2)
+        self._network = (
+            f"127.0.{1 + int(os.environ.get('PYTEST_XDIST_WORKER', 'gw0')[2:])}"  # the port is always the same
+        )
         self.problem: BaseException | None = None
         self._thread = threading.Thread(target=self._control, name="fake-cluster", daemon=True)
         self._thread.start()
@@ -243,7 +246,7 @@ class FakeCluster:
         if status is not None:
             self._tell(name, status)
             return
-        self._run(name, pod, secrets, ip=f"127.0.1.{next(self._hosts)}", restarts=0)
+        self._run(name, pod, secrets, ip=f"{self._network}.{next(self._hosts)}", restarts=0)
 
     def _restart(self, name: str, pod: Any, code: int, secrets: Any, known: Any) -> None:
         """The container's, in its pod."""

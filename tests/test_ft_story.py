@@ -40,11 +40,11 @@ def story(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def test_the_loss_under_faults_is_that_without(story: Any, tmp_path: Path) -> None:
-    process = story("--rounds", "6", "--replicas", "3", "--trainers", "1", "--fault-every", "2.5", "--seed", "3")
+    process = story("--rounds", "12", "--replicas", "3", "--trainers", "1", "--fault-every", "3.5", "--seed", "3")
     out, _ = process.communicate(timeout=115)
     assert process.returncode == 0, out
     calm, faulted = json.loads((tmp_path / "story.json").read_text()).values()
-    assert calm["steps"] == 6 * 3 * 20 <= faulted["steps"] and calm["steps_lost"] == 0
+    assert calm["steps"] == 12 * 3 * 20 <= faulted["steps"] and calm["steps_lost"] == 0
     assert faulted["faults"] and calm["faults"] == []
     ends = [history["held_out"][max(history["held_out"], key=int)] for history in (calm, faulted)]
     assert ends[0] < math.log(256) - 2, "it has learnt something"
@@ -64,7 +64,7 @@ def test_ctrl_c_leaves_no_process(moment: str, story: Any) -> None:
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=20)
     assert process.returncode == 130, out
-    assert out.endswith("\nstopped\n") and "Traceback" not in out, out
+    assert "\nstopped\n" in out and "Traceback" not in out, out  # workers may say more of other jobs that knock
     assert psutil.wait_procs(family, 5)[1] == []
 
 
