@@ -325,7 +325,12 @@ class Instance:
         except BaseException as error:
             _log.exception("actor %s ended unexpectedly", self.name)
             end = error
-        self._end(end, at_birth)
+        try:
+            self._end(end, at_birth)
+        except ConfigError:
+            if self._proc.engine.is_open:
+                raise
+            _log.debug("actor %s ended after its process's engine: nobody is left to be told", self.name)
 
     def _be_conceived(self, first: Frame) -> None:
         self._rank = message.point_of(first)
