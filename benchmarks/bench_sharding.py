@@ -17,6 +17,7 @@ import ctypes
 import json
 import os
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -353,6 +354,7 @@ def main() -> int:
     parser.add_argument("--torchstore", metavar="PYTHON", help="a Python that has TorchStore")
     given = parser.parse_args()
     rendezvous = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)  # the parent serves it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what is in /dev/shm is removed then, too
     folder = tempfile.mkdtemp(dir="/dev/shm")
     try:
         secret = Secret.generate().reveal()

@@ -10,7 +10,7 @@ import hypothesis
 import pytest
 from actor_client import Faults, client_of_its_own, faults_recorded
 from child import Child, maker_of_children
-from hosts.network import Network, network_of
+from hosts.network import Host, Network, network_of
 from rdma_vm.image import Image, Unavailable, prepare
 
 from monarch_rdma import config
@@ -64,6 +64,22 @@ def make_network() -> Iterator[Callable[[int], Network]]:
     """Makes networks of so many hosts on this machine; they end with the test. See tests/hosts/network.py."""
     with ExitStack() as networks:
         yield lambda count: networks.enter_context(network_of(count))
+
+
+@pytest.fixture(scope="module")
+def network() -> Iterator[Network]:
+    """Two hosts for all tests of a module."""
+    with network_of(2) as network:
+        yield network
+
+
+@pytest.fixture
+def hosts(network: Network) -> Iterator[tuple[Host, Host]]:
+    """Both, and their cables as new again afterwards."""
+    yield (network.hosts[0], network.hosts[1])
+    network.shape()
+    for host in network.hosts:
+        host.mend()
 
 
 @pytest.fixture

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
 
 import pytest
 import torch
 from child import Child
-from hosts.network import Network, network_of
+from hosts.network import Network
 from members import Members
 
 from monarch_rdma.rdma import Secret
@@ -22,12 +21,6 @@ from collective_programs import *
 from monarch_rdma import config
 config.configure(collective_step_bytes=4096)
 """
-
-
-@pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    with network_of(2) as network:
-        yield network
 
 
 @pytest.fixture(scope="module")

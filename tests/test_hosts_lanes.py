@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from actor_client import wait_until
 from child import Child
-from hosts.network import Host, Network, network_of
+from hosts.network import Host, Network
 
 from monarch_rdma.rdma import Secret
 
@@ -124,21 +124,6 @@ while not last:
     last = b"end of what is said" in frame
 print(*(word.decode() for word in heard), flush=True)
 """
-
-
-@pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    with network_of(2) as network:
-        yield network
-
-
-@pytest.fixture
-def hosts(network: Network) -> Iterator[tuple[Host, Host]]:
-    """Both, and their cables as new again afterwards."""
-    yield (network.hosts[0], network.hosts[1])
-    network.shape()
-    for host in network.hosts:
-        host.mend()
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from actor_client import wait_until
-from hosts.network import Host, Network, network_of
+from hosts.network import Host, Network
 
 ECHO = """
 import socket, sys
@@ -58,12 +58,6 @@ while True:
 """
 
 
-@pytest.fixture(scope="module")
-def network() -> Iterator[Network]:
-    with network_of(2) as network:
-        yield network
-
-
 @pytest.fixture
 def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
     """Python code on a host; it ends with the test."""
@@ -80,15 +74,6 @@ def started() -> Iterator[Callable[..., subprocess.Popen[str]]]:
         each.wait()
         assert each.stdout is not None
         each.stdout.close()
-
-
-@pytest.fixture
-def hosts(network: Network) -> Iterator[tuple[Host, Host]]:
-    """Both, and their cables as new again afterwards."""
-    yield (network.hosts[0], network.hosts[1])
-    network.shape()
-    for host in network.hosts:
-        host.mend()
 
 
 def said(process: subprocess.Popen[str]) -> str:

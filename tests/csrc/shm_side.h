@@ -93,15 +93,8 @@ class Side final : public TestHost, private Loop::Watcher {
   int run(const OpRef& op) { return wait(submit(op)); }
 
   RemoteRegion describe(const Region& region) {
-    RemoteRegion out;
+    RemoteRegion out = RemoteRegion::of(region);
     out.owner = "peer";
-    out.name = {region.id, region.key};
-    out.size = region.size;
-    out.access = region.access;
-    out.base = reinterpret_cast<uintptr_t>(region.base);
-    out.slot = region.slot;
-    out.shared_id = region.shared ? region.shared->id : 0;
-    out.shared_offset = region.shared_offset;
     return out;
   }
   // Ends access, waits for accesses in flight, releases. False at the timeout.

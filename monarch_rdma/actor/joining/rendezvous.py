@@ -86,12 +86,7 @@ class SharedClaim:
 
 def read_shared(path: str) -> str:
     """The address that a worker loop has left at `path` last. Raises PeerLost where there is none (yet)."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise PeerLost(f"no worker loop has told its address in {path}: there is no such file", peer=path) from None
-    except OSError as error:
-        raise ConfigError(f"file://{path} cannot be read: {error.strerror}", sys_errno=error.errno or 0) from error
+    fd = _open(path, f"file://{path}", f"no worker loop has told its address in {path}")
     try:
         _check(fd, path)
         return os.pread(fd, _LONGEST, 0).decode("utf-8", "replace")
@@ -101,12 +96,7 @@ def read_shared(path: str) -> str:
 
 def read(path: str) -> str:
     """The address that a living worker loop has left at `path`. Raises PeerLost where there is none (yet)."""
-    try:
-        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except FileNotFoundError:
-        raise PeerLost(f"no worker loop listens at ipc://{path}: there is no such file", peer=path) from None
-    except OSError as error:
-        raise ConfigError(f"ipc://{path} cannot be read: {error.strerror}", sys_errno=error.errno or 0) from error
+    fd = _open(path, f"ipc://{path}", f"no worker loop listens at ipc://{path}")
     try:
         _check(fd, path)
         if _try_lock(fd, fcntl.LOCK_SH):
@@ -117,6 +107,16 @@ def read(path: str) -> str:
     if not address:
         raise PeerLost(f"the worker loop at ipc://{path} is not ready yet", peer=path)
     return address
+
+
+def _open(path: str, called: str, absent: str) -> int:
+    """The file, to be read. Raises PeerLost where there is none, saying `absent`, and ConfigError."""
+    try:
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise PeerLost(f"{absent}: there is no such file", peer=path) from None
+    except OSError as error:
+        raise ConfigError(f"{called} cannot be read: {error.strerror}", sys_errno=error.errno or 0) from error
 
 
 def _claim(path: str) -> int:
