@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_training import agreed, toy
+from toy_training import Watch, agreed, inject, plan
 
 from monarch_rdma.actor import HostMesh, this_host
-from monarch_rdma.actor.chaos import Injector
 from monarch_rdma.errors import RdmaError
 from monarch_rdma.ft import (
     Decided,
@@ -25,42 +23,10 @@ from monarch_rdma.ft import (
     TrainingPlan,
     train,
 )
-from monarch_rdma.supervision.chaos import Fault, Plan
 from monarch_rdma.supervision.policy import Policy
 
 LONG = os.environ.get("MONARCH_RDMA_TEST_ROUNDS") == "long"
 NEVER = Policy(max_restarts=0, within=60.0)
-Do = Callable[[], object]
-
-
-def inject(kind: str, target: str, **arguments: Any) -> Do:
-    def do() -> None:
-        injected = Injector(Plan(())).inject(Fault(kind, target=target, **arguments))
-        assert not injected.problem, injected
-
-    return do
-
-
-class Watch:
-    """Keeps what is reported, and does things when the training is so far: `at[rounds]`, once."""
-
-    def __init__(self, at: dict[int, Do] | None = None) -> None:
-        self.reports: list[Report] = []
-        self._at = dict(at or {})
-
-    def __call__(self, report: Report) -> None:
-        self.reports.append(report)
-        if isinstance(report, Stepped) and report.step == 2 and report.rounds in self._at:
-            self._at.pop(report.rounds)()
-
-    def of(self, kind: type[Report]) -> list[Any]:
-        assert not self._at, f"not done: {self._at}"
-        return [report for report in self.reports if isinstance(report, kind)]
-
-
-def plan(folder: Path, rounds: int, **arguments: Any) -> TrainingPlan:
-    shape = {"replicas": 3, "trainers": 2, "threads": 1, **arguments}
-    return TrainingPlan(toy(folder), steps=rounds * shape["replicas"] * 10, **shape)
 
 
 def test_without_failures_every_round_is_the_same_on_all(client: HostMesh, tmp_path: Path) -> None:

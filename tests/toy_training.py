@@ -12,9 +12,13 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from monarch_rdma.ft import Cohort, DiLoCo, Place, Training
+from monarch_rdma.actor.chaos import Injector
+from monarch_rdma.ft import Cohort, DiLoCo, Place, Report, Stepped, Training, TrainingPlan
+from monarch_rdma.supervision.chaos import Fault, Plan
 
-__all__ = ["Toy", "agreed", "toy"]
+__all__ = ["Do", "Toy", "Watch", "agreed", "inject", "plan", "toy"]
+
+Do = Callable[[], object]
 
 
 class Toy:
@@ -79,3 +83,33 @@ def agreed(folder: Path) -> dict[int, float]:
             found[int(number)].add(value)
     assert all(len(values) == 1 for values in found.values()), found
     return {number: float(min(values)) for number, values in sorted(found.items())}
+
+
+def inject(kind: str, target: str, **arguments: Any) -> Do:
+    def do() -> None:
+        injected = Injector(Plan(())).inject(Fault(kind, target=target, **arguments))
+        assert not injected.problem, injected
+
+    return do
+
+
+class Watch:
+    """Keeps what is reported, and does things when the training is so far: `at[rounds]`, once."""
+
+    def __init__(self, at: dict[int, Do] | None = None) -> None:
+        self.reports: list[Report] = []
+        self._at = dict(at or {})
+
+    def __call__(self, report: Report) -> None:
+        self.reports.append(report)
+        if isinstance(report, Stepped) and report.step == 2 and report.rounds in self._at:
+            self._at.pop(report.rounds)()
+
+    def of(self, kind: type[Report]) -> list[Any]:
+        assert not self._at, f"not done: {self._at}"
+        return [report for report in self.reports if isinstance(report, kind)]
+
+
+def plan(folder: Path, rounds: int, **arguments: Any) -> TrainingPlan:
+    shape = {"replicas": 3, "trainers": 2, "threads": 1, **arguments}
+    return TrainingPlan(toy(folder), steps=rounds * shape["replicas"] * 10, **shape)

@@ -30,6 +30,10 @@ class ReconfigurableProcessGroup(ProcessGroupWrapper):  # type: ignore[misc]
         self._error = None
         return meet_in_store(store, rank, world_size, self._timeout)
 
+    def rank(self) -> int:
+        """In the group of this quorum: that of its replica. torch's own answer would be 0 for all."""
+        return 0 if self._pg is None else int(self._pg.rank())
+
     def errored(self) -> Exception | None:
         """What every call raises now, where the group of this quorum has failed, or was aborted."""
         return self._error if self._pg is None else self._pg.group.core.failure

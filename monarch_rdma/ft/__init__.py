@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from .replica_actor import ReplicaActor, ReplicaFailed
     from .replica_cohort import ReplicaCohort
     from .semi_synchronous import Round, Stateful
+    from .torchft_lighthouse import TorchFTLighthouse
     from .trainer_actor import TrainerActor
 
 __all__ = [
@@ -76,6 +77,7 @@ __all__ = [
     "Stepped",
     "Struck",
     "Synchronised",
+    "TorchFTLighthouse",
     "TrainerActor",
     "TrainersStarted",
     "Training",
@@ -97,6 +99,7 @@ _WITH_TORCH = {
     "replica_actor": ("ReplicaActor", "ReplicaFailed"),
     "replica_cohort": ("ReplicaCohort",),
     "semi_synchronous": ("Round", "Stateful"),
+    "torchft_lighthouse": ("TorchFTLighthouse",),
     "trainer_actor": ("TrainerActor",),
 }
 _MODULE_OF = {name: module for module, names in _WITH_TORCH.items() for name in names}

@@ -24,7 +24,6 @@ from ..actor import (
     this_host,
     this_proc,
 )
-from ..actor.membership import CoordinationId
 from ..errors import RdmaError
 from ..supervision.events import emit
 from ..supervision.membership import MembershipOptions
@@ -32,6 +31,8 @@ from .lighthouse import Lighthouse
 from .recovery import GiveUp, Recovery, RecoveryPolicy, Rung
 from .replica_actor import ReplicaActor, in_a_line
 from .reports import Decided, Report
+from .torchft_lighthouse import TorchFTLighthouse
+from .trainer_actor import Coordination
 from .training import TrainingPlan
 
 __all__ = ["Allocator", "Ended", "OnThisHost", "Orchestrator", "Replica", "train"]
@@ -176,7 +177,7 @@ class Orchestrator(Actor):
         await asyncio.gather(*(replica.end() for replica in replicas), return_exceptions=True)
         await asyncio.gather(*(replica.let_go(self._allocator) for replica in replicas), return_exceptions=True)
 
-    async def _keep(self, replica: Replica, coordination: CoordinationId) -> None:
+    async def _keep(self, replica: Replica, coordination: Coordination) -> None:
         """Until the training is done. Raises RdmaError where the replica is given up."""
         while True:
             failed, problem = Rung.REPLICA, ""
@@ -230,9 +231,14 @@ def train(
     the training, in this thread. Raises RdmaError where all replicas were given up.
     """
     port, receiver = Channel[Any].open()
-    keeper = this_host().spawn_procs(name="lighthouse", threads=1, preload=plan.imported)
+    keeper = this_host().spawn_procs(name="lighthouse", threads=1, env=plan.environment, preload=plan.imported)
     here = this_proc()
-    lighthouse = keeper.spawn("lighthouse", Lighthouse, membership or MembershipOptions(join_window=0.5))
+    options = membership or MembershipOptions(join_window=0.5)
+    lighthouse: ActorMesh[Any] = (
+        keeper.spawn("lighthouse", TorchFTLighthouse, options, plan.sync_timeout, plan.lighthouse)
+        if plan.coordination == "torchft"
+        else keeper.spawn("lighthouse", Lighthouse, options)
+    )
     orchestrator = here.spawn(
         "orchestrator", Orchestrator, plan, lighthouse, allocator=allocator, policy=policy, watcher=port
     )

@@ -113,8 +113,8 @@ class Meeting:
 
     @property
     def is_of_one_base(self) -> bool:
-        """Whether those whose state counts have the same."""
-        return len({self.standings[rank].base for rank in self.ahead}) == 1
+        """Whether those whose steps count have made them from the same parameters."""
+        return len({self.standings[rank].base for rank, steps in enumerate(self.contributed) if steps}) <= 1
 
     @property
     def contributed(self) -> tuple[int, ...]:

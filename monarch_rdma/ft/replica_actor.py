@@ -8,11 +8,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from ..actor import Actor, ActorError, ActorMesh, Channel, HostMesh, MeshFailure, Port, ProcMesh, endpoint
-from ..actor.membership import CoordinationId
 from ..errors import RdmaError
 from .recovery import GiveUp, Recovery, RecoveryPolicy, Rung
 from .reports import Decided, Report, TrainersStarted
-from .trainer_actor import Assembly, TrainerActor
+from .trainer_actor import Assembly, Coordination, TrainerActor
 from .training import TrainingPlan
 
 __all__ = ["ReplicaActor", "ReplicaFailed", "in_a_line"]
@@ -37,7 +36,11 @@ class ReplicaActor(Actor):
 
     @endpoint
     async def train(
-        self, lighthouse: ActorMesh[Any], coordination: CoordinationId, watcher: Port[Report] | None, life: int
+        self,
+        lighthouse: ActorMesh[Any],
+        coordination: Coordination,
+        watcher: Port[Report] | None,
+        life: int,
     ) -> None:
         """Returns when the training is done. `life`: how many lives of this replica there were before.
 
@@ -59,13 +62,16 @@ class ReplicaActor(Actor):
                 await asyncio.sleep(decision.delay)
 
     async def _train_once(
-        self, lighthouse: ActorMesh[Any], coordination: CoordinationId, watcher: Port[Report] | None
+        self,
+        lighthouse: ActorMesh[Any],
+        coordination: Coordination,
+        watcher: Port[Report] | None,
     ) -> None:
         self._lives += 1
         plan = self._plan
         procs = self._trainers = await asyncio.to_thread(
             self._hosts.spawn_procs, {"trainers": self._per_host()}, name=f"trainers{self._replica}",
-            threads=plan.threads, gpus_per_proc=plan.gpus_per_proc, env=plan.trainer_env, preload=plan.imported,
+            threads=plan.threads, gpus_per_proc=plan.gpus_per_proc, env=plan.environment, preload=plan.imported,
         )  # fmt: skip
         trainers = procs.spawn("trainer", TrainerActor)
         addresses = tuple((await trainers.address.call()).values())

@@ -6,14 +6,12 @@ round as they are. Whoever missed the end of a round reads it as well.
 
 from __future__ import annotations
 
-import dataclasses
 import logging
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from ..actor import ActorMesh
@@ -21,11 +19,11 @@ from ..collectives.group import Group
 from ..errors import ConfigError, RdmaError
 from ..rdma import Engine
 from .cohort import Offering
-from .contribution import Contribution
 from .exchange import GroupExchange, mean_of
 from .peer_state import PeerState, fetch_state, progress_of
-from .quorum import Inside, Meeting, Quorum, Standing, SyncFailed
-from .reports import Healed, Measured, Report, Synchronised
+from .quorum import Inside, Meeting, Quorum, SyncFailed
+from .replica_progress import ReplicaProgress, weighed
+from .reports import Healed, Report
 from .training import Place
 
 __all__ = ["ReplicaCohort"]
@@ -36,7 +34,7 @@ _ARRIVALS = 3  # times that state is looked for on arrival: those that train may
 _log = logging.getLogger("monarch_rdma.ft")
 
 
-class ReplicaCohort:
+class ReplicaCohort(ReplicaProgress):
     """One trainer's end. A Cohort; all ranks of a replica call the same in the same order."""
 
     def __init__(
@@ -51,15 +49,9 @@ class ReplicaCohort:
         timeout: float,
         tell: Callable[[Report], None] = lambda report: None,
     ) -> None:
-        self.rounds = 0
-        self.names: tuple[Any, ...] = ()
-        self.total = 0  # steps of all replicas, up to the last round
-        self.ahead = 0  # steps that the others were ahead in the round, on arrival
-        self._steps = 0  # of this replica, since then
-        self._place, self._life = place, life
+        super().__init__(place, life, tell)
         self._quorum, self._inside, self._lighthouse, self._engine = quorum, inside, lighthouse, engine
-        self._timeout, self._tell = timeout, tell
-        self._is_fresh = True
+        self._timeout = timeout
         self._offer: PeerState | None = None
         self._state: Callable[[], Any] = dict
         self._load: Callable[[Any], None] = lambda state: None
@@ -87,15 +79,11 @@ class ReplicaCohort:
             self._quorum.give_up("it begins with the state of the others")
 
     def stepped(self) -> int:
-        """After each step of this replica; how many those of this round are."""
-        self._steps += 1
+        """As ReplicaProgress.stepped; who comes may look it up."""
+        steps = super().stepped()
         if self._offer is not None:
-            self._offer.set_progress(self._steps)
-        return self._steps
-
-    def tell_measured(self, name: str, value: float) -> None:
-        """To whoever watches the training."""
-        self._tell(Measured(time.time(), self._place.replica, self._life, self.rounds, name, value))
+            self._offer.set_progress(steps)
+        return steps
 
     def average(self, offering: Offering) -> Tensor | None:
         """As Cohort.average. A replica has the weight of its steps in this round."""
@@ -104,9 +92,8 @@ class ReplicaCohort:
             meeting = self._quorum.meet(self._standing(offering.base))
             if not meeting.is_of_one_base:
                 raise ConfigError("replicas have different parameters after the same round: their recipes differ")
-            brought = _nothing(offering) if meeting.is_behind else offering
             try:
-                mean = self._quorum.run(partial(self._mean, brought))
+                mean = self._quorum.run(partial(self._mean, offering))
             except SyncFailed:
                 continue
             if not meeting.is_behind:
@@ -129,6 +116,10 @@ class ReplicaCohort:
         """All is done. What is offered stays: one may still have to read it."""
         self._quorum.leave("all is done")
 
+    def stop(self, reason: str) -> None:
+        """Ends what this trainer waits for, from any thread."""
+        self._quorum.leave(reason)
+
     def close(self) -> None:
         self.leave()
         if self._offer is not None:
@@ -137,24 +128,9 @@ class ReplicaCohort:
 
     # --- a round
 
-    def _standing(self, base: int = 0) -> Standing:
-        return Standing(self._is_fresh, self.rounds, self._steps, self.total, base)
-
     def _mean(self, offering: Offering, group: Group, meeting: Meeting) -> Tensor:
-        contribution = _weighted(offering.contribution, meeting.weight)
-        return mean_of(GroupExchange(group, meeting.replicas, timeout=self._timeout), offering.wire, contribution)
-
-    def _completed(self, meeting: Meeting, seconds: float) -> None:
-        self.rounds += 1
-        self.total += sum(meeting.contributed)
-        self.names = meeting.replicas
-        self._steps = 0
-        self._tell(
-            Synchronised(
-                time.time(), self._place.replica, self._life, self.rounds, meeting.replicas, meeting.contributed,
-                self.total, seconds,
-            )
-        )  # fmt: skip
+        exchange = GroupExchange(group, meeting.replicas, timeout=self._timeout)
+        return mean_of(exchange, offering.wire, weighed(offering, meeting))
 
     # --- state
 
@@ -209,17 +185,3 @@ class ReplicaCohort:
 def _addresses(meeting: Meeting) -> list[str]:
     """Of those whose state counts."""
     return [meeting.addresses[rank] for rank in meeting.ahead]
-
-
-def _nothing(offering: Offering) -> Offering:
-    """Of one whose parameters are no longer those of the others: as large, and without weight."""
-    zeros = offering.wire.contribution(torch.zeros(offering.contribution.numel), None)
-    return dataclasses.replace(offering, contribution=zeros)
-
-
-def _weighted(contribution: Contribution, weight: float) -> Contribution:
-    """The last part is the numbers themselves, or their scales."""
-    if weight == 1.0:
-        return contribution
-    *others, numbers = contribution.parts
-    return dataclasses.replace(contribution, parts=(*others, numbers * weight))

@@ -65,6 +65,8 @@ class SemiSynchronous(ABC):
     ) -> None:
         self._fragments = fragments_of(model)
         _check(every, delay, mix, len(self._fragments))
+        if delay and not getattr(cohort, "may_overlap", True):
+            raise ConfigError(f"delay is {delay}, but must be 0: {type(cohort).__name__} reads states as a round ends")
         self._interval = every // len(self._fragments)
         self._delay, self._mix = delay, mix
         self._wire = wire_of(quantize)

@@ -6,7 +6,7 @@ import logging
 import threading
 import time
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import TCPStore
@@ -21,10 +21,15 @@ from ..rdma import default_engine
 from .quorum import Inside, Quorum
 from .replica_cohort import ReplicaCohort
 from .reports import Report, Stepped
+from .torchft_lighthouse import TorchFTCoordination
 from .training import Place, TrainingPlan
 
-__all__ = ["Assembly", "TrainerActor"]
+if TYPE_CHECKING:
+    from .torchft_cohort import TorchFTCohort
 
+__all__ = ["Assembly", "Coordination", "TrainerActor"]
+
+Coordination: TypeAlias = CoordinationId | TorchFTCoordination  # where replicas meet
 _log = logging.getLogger("monarch_rdma.ft")
 _JOIN_TIMEOUT = 60.0  # seconds until all trainers of a replica have met
 
@@ -37,7 +42,7 @@ class Assembly:
     replica: int
     life: int
     lighthouse: ActorMesh[Any]
-    coordination: CoordinationId
+    coordination: Coordination
     addresses: tuple[str, ...]
     store: tuple[str, int]  # host and port of torch.distributed's
     watcher: Port[Report] | None
@@ -78,14 +83,14 @@ class _Run:
     def __init__(self, assembly: Assembly, place: Place, ended: Port[int]) -> None:
         self._assembly, self._place, self._ended = assembly, place, ended
         self._engine = default_engine()
-        self._quorum: Quorum | None = None
+        self._cohort: ReplicaCohort | TorchFTCohort | None = None
         self._is_stopped = False
         threading.Thread(target=self._main, name="trainer", daemon=True).start()
 
     def stop(self) -> None:
         self._is_stopped = True
-        if self._quorum is not None:
-            self._quorum.leave("its replica ends it")
+        if self._cohort is not None:
+            self._cohort.stop("its replica ends it")
 
     def _main(self) -> None:
         try:
@@ -108,7 +113,7 @@ class _Run:
     def _train(self) -> None:
         """What is offered to peers stays until the process ends: one may still have to read it."""
         plan = self._assembly.plan
-        cohort = self._cohort(self._met_inside())
+        cohort = self._cohort = self._coordinated(self._met_inside())
         training = plan.recipe(self._place, cohort)
         training.averaging.join()
         training.averaging.steps += cohort.ahead
@@ -129,14 +134,21 @@ class _Run:
         group = Group.form(self._assembly.addresses, name=name, engine=self._engine, timeout=_JOIN_TIMEOUT)
         return Inside(group, plan.quorum_timeout + plan.sync_timeout)
 
-    def _cohort(self, inside: Inside) -> ReplicaCohort:
-        assembly, plan = self._assembly, self._assembly.plan
-        self._quorum = Quorum(
-            assembly.coordination, self._place, assembly.addresses, inside, self._engine,
+    def _coordinated(self, inside: Inside) -> ReplicaCohort | TorchFTCohort:
+        assembly, plan, place = self._assembly, self._assembly.plan, self._place
+        if not isinstance(assembly.coordination, CoordinationId):
+            from .torchft_cohort import TorchFTCohort
+
+            return TorchFTCohort(
+                plan, place, assembly.life, inside, self._engine, lighthouse=assembly.coordination.lighthouse,
+                minimum=assembly.coordination.minimum, store=assembly.store, tell=self._tell,
+            )  # fmt: skip
+        quorum = Quorum(
+            assembly.coordination, place, assembly.addresses, inside, self._engine,
             timeout=plan.sync_timeout, quorum_timeout=plan.quorum_timeout,
         )  # fmt: skip
         return ReplicaCohort(
-            self._place, assembly.life, self._quorum, inside, assembly.lighthouse, self._engine,
+            place, assembly.life, quorum, inside, assembly.lighthouse, self._engine,
             timeout=plan.sync_timeout, tell=self._tell,
         )  # fmt: skip
 

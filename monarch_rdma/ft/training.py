@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ..errors import ConfigError
@@ -17,6 +18,7 @@ __all__ = ["PRELOAD", "Averaging", "Place", "Recipe", "Training", "TrainingPlan"
 
 # What takes long to import for any training.
 PRELOAD = ("torch.distributed.tensor", "torch._dynamo", "monarch_rdma.ft.trainer_actor")
+_ENVIRONMENT_OF: dict[str, dict[str, str]] = {"monarch_rdma": {}, "torchft": {"RUST_LOG": "warn"}}
 
 
 class Averaging(Protocol):
@@ -60,7 +62,9 @@ class TrainingPlan:
     initialised with the ranks of the replica. `steps`: of all replicas together, after which training ends: so who is
     missing for a while is made up for. `backend`: of torch.distributed among a replica's trainers.
     `trainer_env`, `threads`, `gpus_per_proc`: of the trainers' processes. `preload`: modules that take long to import,
-    which processes shall have when they are forked. `sync_timeout`: seconds that replicas wait
+    which processes shall have when they are forked. `coordination`: who says which replicas are in, "monarch_rdma" or
+    "torchft": its lighthouse and Manager, with extra `ft`; `lighthouse`: address of one of TorchFT's that runs already,
+    http://host:port. `sync_timeout`: seconds that replicas wait
     for each other in a synchronisation; longer than one may be behind. `quorum_timeout`: that one which comes waits for
     the others to end their round, or for enough of them to be there.
     """
@@ -76,6 +80,13 @@ class TrainingPlan:
     gpus_per_proc: int | None = None
     trainer_env: Mapping[str, str | None] | None = None
     preload: tuple[str, ...] = ()
+    coordination: str = "monarch_rdma"
+    lighthouse: str | None = None
+
+    @property
+    def environment(self) -> dict[str, str | None]:
+        """Of the trainers' processes. TorchFT, which looks when it is imported, would tell of each request."""
+        return {**_ENVIRONMENT_OF[self.coordination], **(self.trainer_env or {})}
 
     @property
     def imported(self) -> tuple[str, ...]:
@@ -89,6 +100,12 @@ class TrainingPlan:
                 raise ConfigError(f"{name} is {value!r}, but must be an integer of at least 1")
         if not callable(self.recipe):
             raise ConfigError(f"recipe is {self.recipe!r}, but must make a Training of a place and a cohort")
+        if self.coordination not in _ENVIRONMENT_OF:
+            raise ConfigError(f"coordination is {self.coordination!r}, but must be one of {', '.join(_ENVIRONMENT_OF)}")
+        if self.coordination == "torchft" and find_spec("torchft") is None:
+            raise ConfigError('coordination is "torchft", which needs its package: pip install "monarch-rdma[ft]"')
+        if self.lighthouse is not None and self.coordination != "torchft":
+            raise ConfigError(f'lighthouse is {self.lighthouse!r}, which only coordination="torchft" uses')
         for name in ("sync_timeout", "quorum_timeout"):
             value = getattr(self, name)
             if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
