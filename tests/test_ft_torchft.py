@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -74,7 +75,7 @@ def test_what_a_newcomer_has_done_before_it_is_in_has_no_weight(client: HostMesh
 
 def test_it_ends_with_its_last_step(client: HostMesh, tmp_path: Path) -> None:
     """With a lighthouse that somebody else has started."""
-    with Program(LIGHTHOUSE) as lighthouse:
+    with contextlib.closing(Program(LIGHTHOUSE)) as lighthouse:
         training = plan(tmp_path, 3, trainers=1, lighthouse=lighthouse.line(), **TWO)
         assert train(training) == Ended((0, 1))
     assert agreed(tmp_path) == {1: 50_000, 2: 100_000, 3: 150_000}
