@@ -332,6 +332,13 @@ def test_ctrl_c_in_a_terminal_ends_the_client_quietly() -> None:
         assert said.count("Traceback") == 1 and said.rstrip().endswith("KeyboardInterrupt"), said
 
 
+def test_ctrl_c_while_the_client_ends_already_is_no_traceback() -> None:
+    with client_program("holds_work.py", "linger", errors=subprocess.PIPE) as (process, family):
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.communicate(timeout=LIMIT)[1].decode() == ""
+        wait_until(all_gone(family), "workers are left", SOON)
+
+
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
 def test_a_client_that_ends_while_processes_come_up_ends_them(number: signal.Signals) -> None:
     with client_program("spawns_slowly.py") as (process, family):

@@ -24,6 +24,7 @@ from hypothesis import strategies as st
 
 from monarch_rdma import config
 from monarch_rdma.actor.encoding.codec import Incoming, Outgoing, encode, encode_call
+from monarch_rdma.actor.encoding.pickling import in_one_stream
 from monarch_rdma.errors import AccessDenied, ConfigError, OutOfBounds, PeerLost, ProtocolError
 from monarch_rdma.rdma import Engine, RDMABuffer, share
 from monarch_rdma.rdma import empty as shared_empty
@@ -151,6 +152,23 @@ def test_functions_and_classes_defined_here(way: Way) -> None:
     assert loaded_add(1) == 11
     assert type(instance) is kind
     assert instance.x == 5
+
+
+def test_a_class_that_comes_home_changes_nothing_there(way: Way) -> None:
+    """What comes is a copy of an earlier moment."""
+
+    class Local:
+        label = "then"
+
+        def twice(self) -> str:
+            return 2 * self.label
+
+    method = Local.twice
+    sent, sent_in_one = way.encode([Local, Local()]), in_one_stream(Local)
+    Local.label = "now"
+    kind, instance = way.fetched(sent).load()
+    assert kind is Local and pickle.loads(sent_in_one) is Local
+    assert Local.twice is method and instance.twice() == "nownow"
 
 
 def test_functions_and_classes_of_main_load_in_another_process() -> None:

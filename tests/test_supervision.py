@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 import pickle
 import signal
@@ -20,6 +21,7 @@ from monarch_rdma.actor import (
     Channel,
     HostMesh,
     SupervisionError,
+    endpoint,
     this_proc,
 )
 from monarch_rdma.actor.runtime.proc import current_proc
@@ -79,6 +81,25 @@ def test_arguments_are_those_of_the_spawn(client: HostMesh, faults: Faults) -> N
         tensor.fill_(7)
         kill(worker)
         assert worker.add.call_one(1).get(LIMIT).equal(torch.ones(100_000))
+
+
+def test_a_restart_changes_nothing_of_the_class_in_the_program(client: HostMesh, faults: Faults) -> None:
+    """It is made again as it was spawned, elsewhere."""
+
+    class Local(Worker):
+        label = "then"
+
+        @endpoint
+        def say(self) -> str:
+            return self.label
+
+    with client.spawn_procs(restart="always") as procs:
+        worker = procs.spawn("worker", Local)
+        Local.label, method = "now", inspect.getattr_static(Local, "say")
+        kill(worker)
+        assert worker.say.call_one().get(LIMIT) == "then"
+        assert Local.label == "now" and inspect.getattr_static(Local, "say") is method
+        assert procs.spawn("another", Local).say.call_one().get(LIMIT) == "now"  # others do as they are told
 
 
 def test_a_buffer_of_the_old_one_stays_dead(client: HostMesh, faults: Faults) -> None:

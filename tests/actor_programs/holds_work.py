@@ -2,8 +2,8 @@
 
     python holds_work.py HOW
 
-Prints the pids of its workers, then "ready", and ends by HOW: wait (until somebody ends it), return, raise, exit or
-abort.
+Prints the pids of its workers, then "ready", and ends by HOW: wait (until somebody ends it), return, raise, exit,
+abort, or linger: it returns, and is "ready" while it waits for an actor to clean up.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import sys
 import time
 from typing import Any
 
-from monarch_rdma.actor import Actor, Channel, concurrent_endpoint, endpoint, this_host
+from monarch_rdma.actor import Actor, Channel, concurrent_endpoint, endpoint, this_host, this_proc
 
 
 class Worker(Actor):
@@ -54,6 +54,16 @@ class Waiter(Actor):
         await receiver.recv()
 
 
+class Lingering(Actor):
+    @endpoint
+    def there(self) -> None:
+        """It is."""
+
+    def __cleanup__(self, error: BaseException | None) -> None:
+        print("ready", flush=True)
+        time.sleep(600)
+
+
 def ignore_sigterm() -> None:
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
 
@@ -76,6 +86,8 @@ def main(how: str) -> None:
     waiters.wait.broadcast(b"x" * (8 << 20), port)
     assert started == ["call", "sleep", "sleep", "spin", "stopped", "wait", "wait"], started
     print(*pids, flush=True)
+    if how == "linger":
+        return this_proc().spawn("lingering", Lingering).there.call_one().get()
     print("ready", flush=True)
     if how == "wait":
         futures[0].get()

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
+from .classes import ClassPickler
 from .content import Content, passengers_noted
 
 if TYPE_CHECKING:
@@ -46,8 +47,9 @@ def pickled(value: Any, in_band: int) -> Content:
 
 def in_one_stream(value: Any) -> bytes:
     """A pickle with nothing outside of it."""
-    data: bytes = cloudpickle.dumps(value, protocol=_PROTOCOL)
-    return data
+    out = io.BytesIO()
+    ClassPickler(out, protocol=_PROTOCOL).dump(value)
+    return out.getvalue()
 
 
 class _Outside:
@@ -98,7 +100,7 @@ class _Outside:
         return token
 
 
-class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+class _Pickler(ClassPickler):
     def __init__(self, out: io.BytesIO, outside: _Outside) -> None:
         super().__init__(out, protocol=_PROTOCOL, buffer_callback=outside.keep_in_band)
         self._outside = outside

@@ -596,10 +596,16 @@ def close_current() -> None:
         proc.close()
 
 
+def _close_at_exit() -> None:
+    """Ctrl-C, where the program ends already, has it wait for nobody: what it started ends when it is gone."""
+    with contextlib.suppress(KeyboardInterrupt):
+        close_current()
+
+
 def _after_fork_in_child() -> None:
     global _current, _making
     _current, _making = None, threading.Lock()
 
 
 os.register_at_fork(after_in_child=_after_fork_in_child)
-atexit.register(close_current)
+atexit.register(_close_at_exit)

@@ -34,9 +34,9 @@ class Reduction(NamedTuple):
 
     def dumps(self) -> bytes:
         """Raises what pickling raises."""
-        import cloudpickle
+        from ..encoding.pickling import in_one_stream
 
-        return bytes(cloudpickle.dumps(tuple(self), protocol=5))
+        return in_one_stream(tuple(self))
 
     @classmethod
     def loads(cls, data: bytes) -> Reduction:

@@ -35,6 +35,22 @@ class Restore:
     peers: Sequence[tuple[str, int]]
 
 
+class _Rebirth:
+    """A birth as it was pickled, for another owner: unpickled where the actor is made, and nowhere else."""
+
+    def __init__(self, pickled: bytes, owner: tuple[str, int], upkeep: Upkeep | None) -> None:
+        self._pickled = pickled
+        self._changes = {"owner": owner, "upkeep": upkeep}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _unpickled, (pickle.PickleBuffer(self._pickled), self._changes)
+
+
+def _unpickled(birth: Any, changes: dict[str, Any]) -> Birth:
+    born: Birth = replace(pickle.loads(birth), **changes)
+    return born
+
+
 @dataclass(frozen=True)
 class BirthRecord:
     """`ranks`: the processes that it lives in, in the order of the actors' own ranks. `owner`: who is told of failures.
@@ -88,10 +104,10 @@ class BirthRecord:
         when its `__init__` is, and its state is restored.
         """
         index = self.ranks.index(rank)
-        birth = replace(pickle.loads(self.pickled), owner=keeper)
+        upkeep = None
         if self.has_state:
             upkeep = Upkeep(keeper, self.number, restore.state, tuple(restore.peers), is_first=False)
-            birth = replace(birth, upkeep=upkeep)
+        birth = _Rebirth(self.pickled, keeper, upkeep)
         route = proc.route(address, number or self.number)
         waiting = SingleReply(proc, route, f"{self.name}.__init__")
         deadline = time.monotonic() + PATIENCE
