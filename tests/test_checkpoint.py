@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
@@ -171,6 +172,15 @@ def test_what_is_wrong_is_said(tmp_path: Path) -> None:
     assert os.listdir(empty) == []
     with pytest.raises(PlanError, match="target 'v': there is no source 'v'"):
         load(tmp_path / "bad.safetensors", {"v": torch.zeros(2)})
+
+
+def test_a_full_disk_is_an_error_that_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def pwrite(fd: int, data: Any, offset: int) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "pwrite", pwrite)
+    with pytest.raises(OSError, match=r"No space left on device: '.*/model.safetensors'"):
+        save({"w": torch.zeros(2)}, tmp_path)
 
 
 def test_a_file_that_becomes_shorter_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -291,6 +291,21 @@ def test_an_empty_part_and_a_scalar(store: dist.Store, published: list[Publicati
     assert fetch("s", directory=store)["s"].item() == 7
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["bool", "complex64", "complex128", "float8_e4m3fn", "float8_e8m0fnu", "float4_e2m1fn_x2", "uint16"],
+)
+def test_any_dtype_and_order_of_axes(name: str, store: dist.Store, published: list[Publication]) -> None:
+    dtype = getattr(torch, name)
+    raw = torch.arange(48 * dtype.itemsize, dtype=torch.uint8)
+    source = (raw % 2 == 1) if dtype is torch.bool else raw.view(dtype)
+    published.append(publish({"w": source.view(2, 3, 4, 2, 1).permute(3, 1, 4, 0, 2)}, "w", directory=store))
+    target = torch.empty(2, 3, 1, 2, 4, dtype=dtype)
+    fetch("w", {"w": target}, directory=store)
+    back = target.permute(3, 1, 4, 0, 2).contiguous()
+    assert torch.equal(back.view(torch.uint8).flatten(), source.view(torch.uint8))
+
+
 OFFER = """
 import torch
 from monarch_rdma.sharding.directory import Addresses
@@ -354,6 +369,12 @@ def test_what_is_wrong_is_said(store: dist.Store, published: list[Publication]) 
         (lambda: Reader([], state), "offers is empty"),
         (lambda: publish({"step": 3}, "w"), "there are no tensors in what is to be published as 'w'"),
         (lambda: Reader("w", state, directory=Addresses()), "addresses is empty"),
+        (lambda: publish([torch.ones(1)], "w"), "in a module or a state dict, not in a list"),  # type: ignore[arg-type]
+        (lambda: publish({3: torch.ones(1)}, "w"), "a tensor is named 3"),  # type: ignore[dict-item]
+        (lambda: publish({"w": torch.ones(2, device="meta")}, "w", memory="copy"), "'w' is a tensor of shape (2,) and"),
+        (lambda: Reader(5, state), "source is 5, but must be a name or a list of offers"),  # type: ignore[arg-type]
+        (lambda: Reader(["w"], state), "source is ['w'], but must be"),  # type: ignore[list-item]
+        (lambda: Reader("w", state, directory=store, timeout="1"), "timeout is '1'"),  # type: ignore[arg-type]
     ]:
         with pytest.raises(ConfigError, match=re.escape(told)):
             call()
@@ -365,6 +386,13 @@ def test_what_is_wrong_is_said(store: dist.Store, published: list[Publication]) 
         Reader([one.offer for one in published], state)
     with pytest.raises(ConfigError, match="must be of one name, one a rank"):
         Reader([published[0].offer] * 2, state)
+    reader = Reader([published[0].offer], state)
+    for wanted, told in [({"version": "1"}, "version is '1'"), ({"version": 1, "newer_than": 0}, "one of them says")]:
+        with pytest.raises(ConfigError, match=told):
+            reader.fetch(**wanted)  # type: ignore[arg-type]
+    for target in (torch.zeros(4, 4).to_sparse(), torch.zeros(4, 4, device="meta"), torch.zeros(4).expand(4, 4)):
+        with pytest.raises(ConfigError, match=r"into\['w'\] is a tensor|overlapping"):
+            Reader([published[0].offer], {"w": target})
     for nothing in ({}, {"step": 3}):
         with pytest.raises(ConfigError, match="there is nothing to fetch"):
             Reader([published[0].offer], nothing)

@@ -1,8 +1,8 @@
 """Sharded tensors: who has which elements, and how they get from one layout to another, moving only what is missing.
 
 `layout` and `plan` are numbers only; `reshard` carries plans out; `state_dict` publishes and fetches whole models;
-`sharded_tensor` has one tensor as a value. The
-names below are imported from their modules when they are first used: those of layouts and plans do not load torch.
+`sharded_tensor` has one tensor as a value. The names below are imported from their modules when they are first used:
+those of layouts and plans do not load torch.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from .directory import Addresses
     from .layout import (
         BlockCyclic,
         Box,
@@ -44,6 +45,7 @@ if TYPE_CHECKING:
     from .state_dict import Publication, Reader, fetch, publish
 
 _MODULES = {
+    "directory": "Addresses",
     "layout": (
         "BlockCyclic Box BoxLayout GroupedShard Layout LayoutError Mesh Part Partial Replicate Shard StridedShard"
     ),
@@ -57,6 +59,7 @@ _MODULES = {
 _HOME = {name: module for module, names in _MODULES.items() for name in names.split()}
 
 __all__ = [
+    "Addresses",
     "BlockCyclic",
     "Box",
     "BoxLayout",

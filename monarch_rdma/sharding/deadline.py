@@ -6,6 +6,8 @@ import time
 from datetime import timedelta
 from typing import Any
 
+from ..rdma.engine import seconds
+
 __all__ = ["Deadline", "store_wait"]
 
 _SHORTEST_PAUSE, _LONGEST_PAUSE = 0.0005, 0.02  # seconds between looks
@@ -13,9 +15,10 @@ _LONGEST = 1e6  # seconds that a store is asked to wait where there is no limit
 
 
 class Deadline:
-    """A time, and pauses that grow until then."""
+    """A time, and pauses that grow until then. ConfigError for what are no seconds."""
 
     def __init__(self, timeout: float | None) -> None:
+        seconds(timeout)
         self.timeout = timeout
         self._begin = time.monotonic()
         self._end = None if timeout is None else self._begin + timeout
@@ -40,10 +43,10 @@ class Deadline:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE)
 
 
-def store_wait(store: Any, key: str, seconds: float | None) -> bool:
+def store_wait(store: Any, key: str, limit: float | None) -> bool:
     """Whether the key is set in a torch.distributed Store, now or in so many seconds."""
     try:
-        store.wait([key], timedelta(seconds=_LONGEST if seconds is None else min(max(0.001, seconds), _LONGEST)))
+        store.wait([key], timedelta(seconds=_LONGEST if limit is None else min(max(0.001, limit), _LONGEST)))
     except RuntimeError:  # torch's DistStoreError
         return False
     return True

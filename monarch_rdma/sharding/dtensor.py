@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import (
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, placement_types
 
+from ..errors import ConfigError
 from .layout import Box, BoxLayout, Layout, LayoutError, Mesh, Partial, Placement, Replicate, Shard, StridedShard
 
 __all__ = [
@@ -90,9 +91,17 @@ def _to_torch(placement: Placement) -> placement_types.Placement:
 
 
 def named_tensors(what: Tensors) -> dict[str, torch.Tensor]:
-    """The tensors of a module (parameters and persistent buffers) or state dict by name; other values are left out."""
+    """The tensors of a module (parameters and persistent buffers) or state dict by name; other values are left out.
+
+    ConfigError for anything else, and for names that are no strings.
+    """
     items = what.state_dict() if isinstance(what, torch.nn.Module) else what
-    return {name: value for name, value in items.items() if isinstance(value, torch.Tensor)}
+    if not isinstance(items, Mapping):
+        raise ConfigError(f"tensors are expected in a module or a state dict, not in a {type(items).__name__}")
+    found = {name: value for name, value in items.items() if isinstance(value, torch.Tensor)}
+    if wrong := [name for name in found if not isinstance(name, str)]:
+        raise ConfigError(f"a tensor is named {wrong[0]!r}, but names must be strings")
+    return found
 
 
 def local_tensor(tensor: torch.Tensor) -> torch.Tensor:

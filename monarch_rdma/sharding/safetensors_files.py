@@ -173,9 +173,19 @@ def _write_begin(file: Path, data: bytes, size: int) -> None:
     fd = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o666)
     try:
         os.ftruncate(fd, size)
-        os.pwrite(fd, data, 0)
+        _write_all(fd, memoryview(data), 0, file)
     finally:
         os.close(fd)
+
+
+def _write_all(fd: int, memory: memoryview, at: int, file: Path) -> None:
+    """OSError that names the file."""
+    while len(memory):
+        try:
+            done = os.pwrite(fd, memory, at)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(file)) from None
+        memory, at = memory[done:], at + done
 
 
 # --- parts of files
@@ -267,10 +277,7 @@ class Files:
         return len(data)
 
     def _put(self, file: Path, memory: memoryview, at: int) -> None:
-        fd = self._fd(file)
-        while len(memory):
-            done = os.pwrite(fd, memory, at)
-            memory, at = memory[done:], at + done
+        _write_all(self._fd(file), memory, at, file)
 
 
 def _bytes_of(block: torch.Tensor) -> memoryview:

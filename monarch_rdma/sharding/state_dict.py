@@ -22,6 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from ..errors import ConfigError, TransferTimeout, VersionChanged
 from ..rdma import Engine, RDMABuffer, default_engine, empty, share_
+from ..rdma.memory import memory_of
 from .deadline import Deadline
 from .directory import Directory, directory_of
 from .dtensor import Tensors, dtype_name, layout_of, local_tensor, named_tensors
@@ -70,6 +71,9 @@ def publish(
         raise ConfigError(f"layouts names {sorted(unknown)}, but these are no tensors of what is published")
     if not tensors:
         raise ConfigError(f"there are no tensors in what is to be published as {name!r}")
+    for key, tensor in tensors.items():
+        local = local_tensor(tensor.detach())
+        memory_of(local.resolve_conj().resolve_neg() if memory == "copy" else local, repr(key), devices=True)
     places = {key: _source_layout(key, tensor, given.get(key), rank) for key, tensor in tensors.items()}
     return Publication(name, version, tensors, places, memory, rank, ranks, where, engine or default_engine())
 
@@ -197,6 +201,8 @@ class Reader:
         self.tensors: dict[str, torch.Tensor] = _targets(into, specs, keys, dtype)
         if not self.tensors:
             raise ConfigError("there is nothing to fetch: no tensors, or keys that none of them has")
+        for key, tensor in self.tensors.items():
+            memory_of(local_tensor(tensor.detach()), f"into[{key!r}]", devices=True)
         if same_ranks is None:
             same_ranks = any(offer.incarnation == engine.incarnation for offer in offers)
         shift = 0 if same_ranks else 1 + max(int(spec.layout.ranks.max()) for spec in specs.values())
@@ -243,6 +249,7 @@ class Reader:
         self, run: Callable[..., Report], version: int | None, newer_than: int | None, deadline: Deadline
     ) -> Report:
         """Calls run(timeout=, version=) when there is such a version, until it is not changed meanwhile."""
+        _check_wanted(version, newer_than)
         changed: VersionChanged | None = None
         while True:
             try:
@@ -300,6 +307,14 @@ def host_of(engine: Engine) -> str:
     return engine.address.partition("boot=")[2].partition("&")[0]
 
 
+def _check_wanted(version: int | None, newer_than: int | None) -> None:
+    for name, value in (("version", version), ("newer_than", newer_than)):
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
+            raise ConfigError(f"{name} is {value!r}, but must be a number or None")
+    if version is not None and newer_than is not None:
+        raise ConfigError(f"version is {version} and newer_than is {newer_than}, but one of them says what is wanted")
+
+
 def _checked_part(key: str, tensor: torch.Tensor, layout: AnyLayout, rank: int) -> AnyLayout:
     local, part = tuple(local_tensor(tensor).shape), layout.part(rank)
     if local != part.shape:
@@ -344,6 +359,8 @@ def _targets(
 
 def _offers(source: Any, directory: Any, timeout: float | None, engine: Engine) -> list[Offer]:
     if not isinstance(source, str):
+        if not isinstance(source, Sequence) or not all(isinstance(offer, Offer) for offer in source):
+            raise ConfigError(f"source is {source!r:.100}, but must be a name or a list of offers")
         return list(source)
     if directory is None:
         raise ConfigError(f"source is the name {source!r}, but there is no directory to find it in")

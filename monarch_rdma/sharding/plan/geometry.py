@@ -84,7 +84,7 @@ class TensorSpec:
 
 def itemsize(dtype: str) -> int:
     """Bytes of an element of this dtype ("float32", "float8_e4m3fn", "bool", ...). PlanError for any other name."""
-    if dtype == "bool":
+    if dtype in ("bool", "float4_e2m1fn_x2"):  # the latter: two numbers in one element
         return 1
     match = re.fullmatch(r"(?:u?int|b?float|complex)(8|16|32|64|128)(?:_\w+)?", dtype)
     if match is None:
