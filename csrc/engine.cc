@@ -428,6 +428,25 @@ int mr_transfer_bytes(mr_remote* remote, uint32_t verb, void* local, uint64_t re
   });
 }
 
+int mr_read_with_sums(mr_remote* remote, void* local, uint64_t remote_offset, uint64_t length, double timeout,
+                      uint32_t flags, const mr_block_sums* sums, mr_op** out, mr_error* error) {
+  return guarded(error, [&] {
+    if (sums->block_bytes == 0 || sums->block_bytes % 8 != 0 || sums->first % 8 != 0 || sums->first > sums->total ||
+        length > sums->total - sums->first || (length % 8 != 0 && length != sums->total - sums->first))
+      throw Error(MR_CONFIG, "argument sums: " + std::to_string(length) + " bytes from " + std::to_string(sums->first) +
+                                 " of " + std::to_string(sums->total) + " in blocks of " +
+                                 std::to_string(sums->block_bytes) + " do not begin and end between words of 8 bytes");
+    const auto op = make_op(Verb::read, timeout);
+    op->local = static_cast<uint8_t*>(local);
+    op->local_view = View::contiguous(0, length);
+    op->remote_view = View::contiguous(remote_offset, length);
+    op->flags = flags;
+    op->block_sums = BlockSums(*sums);
+    op->block_sums.clear(length);
+    start_transfer(remote, op, out);
+  });
+}
+
 int mr_fetch_add(mr_remote* remote, uint64_t offset, uint64_t add, double timeout, mr_op** op, mr_error* error) {
   return guarded(error, [&] { start_atomic(remote, Verb::fetch_add, offset, add, 0, timeout, op); });
 }

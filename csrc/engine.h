@@ -223,6 +223,19 @@ int mr_transfer(mr_remote* remote, uint32_t verb, void* local, const mr_view* lo
 /* The same for one contiguous range. */
 int mr_transfer_bytes(mr_remote* remote, uint32_t verb, void* local, uint64_t remote_offset, uint64_t length,
                       double timeout, uint32_t flags, mr_op** op, mr_error* error);
+/* Checksums of the blocks of a read (kernels/kernels.h): its first byte is byte `first` of `total` that are cut into
+ * blocks of `block_bytes`. Its sums come after one word, which counts the bytes that are in them: all of the read where
+ * its lane copies by itself; else they say nothing, and are the caller's to make. A block that the read has a part of
+ * has a part of its sum; the parts add up to it (mod 2^64). */
+typedef struct {
+  uint64_t first, total;
+  uint64_t block_bytes;
+  uint64_t* sums; /* 1 + as many as the read touches blocks; the caller keeps them until the operation is done */
+} mr_block_sums;
+/* Reads one contiguous range, and makes checksums as the bytes pass. first and block_bytes are multiples of 8, and so
+ * is length, unless the read ends at `total`. */
+int mr_read_with_sums(mr_remote* remote, void* local, uint64_t remote_offset, uint64_t length, double timeout,
+                      uint32_t flags, const mr_block_sums* sums, mr_op** op, mr_error* error);
 /* The order of a transfer in a stream of a GPU. `stream` is the runtime's (NULL: the default stream); the transfer
  * begins when what was queued on it so far has ended. signal != 0: what is queued on it later waits until the transfer
  * has ended, in whatever way; the stream's owner must look at the result. `device`: whose stream it is; -1: the device

@@ -49,6 +49,10 @@ void dequantize_sum(mr_dtype q_dtype, const void* const* qs, const float* const*
 // pieces, cut at multiples of 8 bytes, and of checksum_start are the block's checksum.
 uint64_t checksum(const void* data, uint64_t bytes, uint64_t first_word);
 uint64_t checksum_start(uint64_t block_bytes);
+// The same of bytes that are copied on the way; what is added up is what is stored. They must not overlap.
+uint64_t copy_with_checksum(void* to, const void* data, uint64_t bytes, uint64_t first_word);
+// And past the caches, as streaming_copy: finish_streaming comes after it.
+uint64_t stream_with_checksum(void* to, const void* data, uint64_t bytes, uint64_t first_word);
 
 // Strided boxes, one after the other, to and from one contiguous run of bytes. May be cut anywhere (between elements
 // for the functions that convert).

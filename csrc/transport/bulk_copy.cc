@@ -6,8 +6,10 @@
 
 namespace mr {
 
-BulkCopy::BulkCopy(uint8_t* dst, const View& dst_view, const uint8_t* src, const View& src_view, bool one_of_many)
+BulkCopy::BulkCopy(uint8_t* dst, const View& dst_view, const uint8_t* src, const View& src_view, bool one_of_many,
+                   const BlockSums* sums)
     : dst_(dst), src_(src), dst_view_(&dst_view), src_view_(&src_view) {
+  if (sums != nullptr && sums->wanted()) sums_ = sums;
   const uint64_t bytes = dst_view.bytes();
   streaming_ = bytes >= (one_of_many ? kStreamingPart : kStreamingBytes);
   contiguous_ = dst_view.is_contiguous() && src_view.is_contiguous();
@@ -23,6 +25,7 @@ void BulkCopy::copy(uint64_t begin, uint64_t length) const {
     if (overlap_ == Overlap::backward) begin = dst_view_->bytes() - begin - length;
     uint8_t* const to = dst_ + dst_view_->offset() + begin;
     const uint8_t* const from = src_ + src_view_->offset() + begin;
+    if (sums_ != nullptr && overlap_ == Overlap::none) return sums_->copy(to, from, begin, length, streaming_);
     if (streaming_ && overlap_ == Overlap::none)
       streaming_copy(to, from, length), finish_streaming();
     else

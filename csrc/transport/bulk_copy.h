@@ -2,6 +2,7 @@
 #pragma once
 
 #include "../memory/view.h"
+#include "block_sums.h"
 
 namespace mr {
 
@@ -9,8 +10,10 @@ class BulkCopy {
  public:
   BulkCopy() = default;
   // The views outlive it. Contiguous ranges may overlap, with the result of memmove; strided ones must not.
-  // `one_of_many`: which together do not stay in a cache.
-  BulkCopy(uint8_t* dst, const View& dst_view, const uint8_t* src, const View& src_view, bool one_of_many);
+  // `one_of_many`: which together do not stay in a cache. `sums`: are made of contiguous ranges on the way; outlives
+  // it.
+  BulkCopy(uint8_t* dst, const View& dst_view, const uint8_t* src, const View& src_view, bool one_of_many,
+           const BlockSums* sums = nullptr);
 
   // Its pieces must be carried out one after the other, in the order of `begin`.
   bool in_order() const { return overlap_ != Overlap::none; }
@@ -25,6 +28,7 @@ class BulkCopy {
   const uint8_t* src_ = nullptr;
   const View* dst_view_ = nullptr;
   const View* src_view_ = nullptr;
+  const BlockSums* sums_ = nullptr;
   Overlap overlap_ = Overlap::none;
   bool contiguous_ = false, streaming_ = false;
 };

@@ -16,7 +16,8 @@ class LocalTransfer final : public Transfer {
       : Transfer(host, op, ledger, closing, std::move(kept)) {
     auto* const region = reinterpret_cast<uint8_t*>(remote().base);
     const bool bulk = (op->flags & MR_BULK) != 0;
-    if (op->verb == Verb::read) copy_ = BulkCopy(op->local, op->local_view, region, op->remote_view, bulk);
+    if (op->verb == Verb::read)
+      copy_ = BulkCopy(op->local, op->local_view, region, op->remote_view, bulk, &op->block_sums);
     if (op->verb == Verb::write) copy_ = BulkCopy(region, op->remote_view, op->local, op->local_view, bulk);
   }
 

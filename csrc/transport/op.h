@@ -12,6 +12,7 @@
 #include "../base/light_lock.h"
 #include "../base/loop.h"
 #include "../memory/region.h"
+#include "block_sums.h"
 
 namespace mr {
 
@@ -60,6 +61,7 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
   uint8_t* local = nullptr;
   int local_device = -1;  // whose memory `local` is; -1: the host's
   uint32_t flags = 0;
+  mr::BlockSums block_sums;  // of a contiguous read
   bool has_notify = false;
   uint64_t notify = 0, operand[2] = {0, 0};
   std::string name;        // lookup; or the address that an inbox watches

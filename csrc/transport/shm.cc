@@ -117,7 +117,8 @@ class ShmTransfer final : public Transfer {
     const auto address = reinterpret_cast<uintptr_t>(mapped_.mapping->address());
     region_ = reinterpret_cast<uint8_t*>(address + remote().shared_offset);  // inside: admit checks
     const bool bulk = (op->flags & MR_BULK) != 0;
-    if (op->verb == Verb::read) copy_ = BulkCopy(op->local, op->local_view, region_, op->remote_view, bulk);
+    if (op->verb == Verb::read)
+      copy_ = BulkCopy(op->local, op->local_view, region_, op->remote_view, bulk, &op->block_sums);
     if (op->verb == Verb::write) copy_ = BulkCopy(region_, op->remote_view, op->local, op->local_view, bulk);
   }
 
@@ -150,6 +151,8 @@ class ShmTransfer final : public Transfer {
                                                                   op_->remote_view, begin, length)
                                             : link_.process_.write(op_->local, op_->local_view, remote().base,
                                                                    op_->remote_view, begin, length, changed());
+    if (status.ok() && op_->block_sums.wanted())
+      op_->block_sums.add(op_->local + op_->local_view.offset() + begin, begin, length);
     if (status.kind != kUnavailable) return status;
     if (changed()) return fail(MR_ACCESS_DENIED, status.text);  // too late for another lane
     status.text = std::string(lane()) + ": " + status.text;

@@ -8,12 +8,14 @@ namespace {
 
 // A run costs a few nanoseconds, or 400 where the kernel copies.
 constexpr uint64_t kInlineRuns = 512, kChunkRuns = 4096;
+constexpr uint64_t kSummedChunk = 512u << 10;  // still in a cache when its checksum is made
 
 uint64_t num_runs(const View& view) { return view.run() == 0 ? 0 : view.bytes() / view.run(); }
 
 }  // namespace
 
 uint64_t max_chunk(const Op& op) {
+  if (op.block_sums.wanted()) return kSummedChunk;
   const uint64_t run = std::max<uint64_t>(1, std::min(op.remote_view.run(), op.local_view.run()));
   return run <= UINT64_MAX / kChunkRuns ? run * kChunkRuns : UINT64_MAX;
 }
@@ -60,6 +62,7 @@ bool Transfer::run_inline() {
 }
 
 Status Transfer::begin() {
+  if (op_->block_sums.wanted()) op_->block_sums.clear(op_->bytes());  // another lane may have made some
   while (true) {
     if (Status status = early_end(); !status.ok()) return status;
     if ((claim_ = ledger_.claim(remote().name.id))) return admit();

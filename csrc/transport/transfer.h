@@ -72,7 +72,7 @@ class Transfer : public CopyJob {
   std::atomic<bool> changed_{false};
 };
 
-// Most bytes for one chunk of a strided read or write: what is copied run by run takes longer.
+// Most bytes for one chunk of a strided read or write, as what is copied run by run takes longer; or of one with sums.
 uint64_t max_chunk(const Op& op);
 // A read or write small enough for the caller's thread: `limit` bytes, and not too many runs.
 bool is_small(const Op& op, uint64_t limit);

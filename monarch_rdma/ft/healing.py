@@ -30,7 +30,7 @@ from ..sharding.dtensor import local_tensor
 from ..sharding.offer import AnyLayout, Offer, sources_of
 from ..sharding.state_dict import Publication
 from ..sharding.units import Units
-from .healing_check import Checksums, Verification, copied_with_checksums, on_one_thread
+from .healing_check import BLOCK, Checksums, Verification, copied_with_checksums, on_one_thread
 
 __all__ = ["FetchedState", "OfferedState", "StateOffer", "fetch_state", "put_together", "taken_apart"]
 
@@ -191,7 +191,8 @@ def fetch_state(
         raise ConfigError(f"into and the state that is offered have not the same tensors: they differ in {differ[:5]}")
     local = {name: _local(tensor) for name, tensor in targets.items()}
     options: dict[str, Any] = {"layouts": layouts, "rank": rank, "ranks": ranks, "same_ranks": False}
-    reader = Reader(offered, targets, units=Units(local, _UNIT), engine=engine, **options)
+    sums_of = BLOCK if verify else None
+    reader = Reader(offered, targets, units=Units(local, _UNIT), sums_of=sums_of, engine=engine, **options)
     check = Verification(local, sources) if verify else None
     on_read = check.on_read if check is not None else None
     with on_one_thread():

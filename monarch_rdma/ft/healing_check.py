@@ -6,19 +6,22 @@ import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.distributed.tensor import DTensor
 
 from ..errors import ProtocolError
 from ..kernels import checksum
 from ..sharding.offer import Offer
-from ..sharding.reads import Read, Strided, ends_of
+from ..sharding.reads import Read
 
-__all__ = ["Checksums", "Verification", "copied_with_checksums", "on_one_thread"]
+__all__ = ["BLOCK", "Checksums", "Verification", "copied_with_checksums", "on_one_thread"]
 
-_BLOCK = 1 << 20  # bytes that have a checksum together
+BLOCK = 1 << 20  # bytes that have a checksum together
 _STEP = 1 << 20  # bytes that are copied before their checksums are made: they are still in the cache
 
 Checksums = dict[str, list[int]]  # of the local part of each tensor
@@ -58,16 +61,39 @@ def _copied(tensor: Tensor, copy: Tensor | None) -> list[int]:
 
 
 def _sums(tensor: Tensor) -> list[int]:
-    sums: list[int] = checksum(tensor, _BLOCK).tolist()
+    sums: list[int] = checksum(tensor, BLOCK).tolist()
     return sums
+
+
+class _Run(NamedTuple):
+    """Bytes of a target that are contiguous at the owner too. `first`, `last`: there; `shift`: to where they are here.
+    `sums`: of its blocks, from the one that `first` is in on, made on the way; None where they are still to be made.
+    """
+
+    first: int
+    last: int
+    shift: int
+    rank: int
+    sums: NDArray[np.int64] | None
+
+    def joined(self, other: _Run) -> _Run:
+        """With one that begins where this one ends, or before."""
+        last = max(self.last, other.last)
+        if self.sums is None or other.sums is None or other.first != self.last:
+            return self._replace(last=last, sums=None)
+        begin, end = self.first // BLOCK, -(-last // BLOCK)
+        sums = np.zeros(end - begin, np.int64)
+        sums[: len(self.sums)] = self.sums
+        sums[other.first // BLOCK - begin :] += other.sums
+        return self._replace(last=last, sums=sums)
 
 
 @dataclass
 class _Arriving:
-    """A target that is being filled: what has come, as runs of bytes that are contiguous here and at the owner."""
+    """A target that is being filled, and what of it has come."""
 
     missing: int  # bytes
-    runs: list[tuple[int, int, int, int]] = field(default_factory=list)  # owner's first and last byte, shift, rank
+    runs: list[_Run] = field(default_factory=list)
     is_checked: bool = False
 
 
@@ -91,8 +117,9 @@ class Verification:
         arriving = self._arriving[name]
         arriving.missing -= read.nbytes
         arriving.is_checked = False
-        if run := self._run_of(read):
-            arriving.runs.append(run)
+        if (run := read.run) is not None:
+            sums = np.frombuffer(run.sums.values, np.int64) if run.sums is not None and run.sums.are_made else None
+            arriving.runs.append(_Run(run.first, run.first + run.nbytes, run.here - run.first, read.rank, sums))
         if arriving.missing == 0:
             arriving.is_checked = not self._wrong(name)  # else it may be read again, where a rank was lost
 
@@ -103,64 +130,47 @@ class Verification:
                 raise ProtocolError(wrong, operation="read")
         return sum(self._verified.values())
 
-    def _run_of(self, read: Read) -> tuple[int, int, int, int] | None:
-        target, size = self._targets[read.tensor.target], self._targets[read.tensor.target].element_size()
-        shape = self._shapes[read.rank][read.tensor.source]
-        if read.unpack is not None or not target.is_contiguous():
-            return None
-        there, here = ends_of(read.copies, torch.empty(shape, device="meta").stride(), target.stride())
-        if not (_is_run(there) and _is_run(here)):
-            return None
-        return there.offset * size, there.offset * size + read.nbytes, (here.offset - there.offset) * size, read.rank
-
     def _wrong(self, name: str) -> str:
         """What is wrong with a target, in words."""
         arriving, target = self._arriving[name], self._targets[name]
         self._verified[name] = 0
         flat = target.view(-1).view(torch.uint8) if arriving.runs else target
-        for first, last, shift, rank in self._joined(name, arriving.runs):
+        for first, last, shift, rank, made in self._joined(name, arriving.runs):
             sums = self._sums[rank][name]
-            begin = -(-first // _BLOCK)
+            begin = -(-first // BLOCK)
             is_end = last == math.prod(self._shapes[rank][name]) * target.element_size()
-            end = len(sums) if is_end else last // _BLOCK
+            end = len(sums) if is_end else last // BLOCK
             if begin >= end:
                 continue
-            low, high = begin * _BLOCK, last if is_end else end * _BLOCK
-            found = _sums(flat[low + shift : high + shift])
+            low, high = begin * BLOCK, last if is_end else end * BLOCK
+            if made is None:
+                found = _sums(flat[low + shift : high + shift])
+            else:
+                found = made[begin - first // BLOCK :][: end - begin].tolist()
             if found != sums[begin:end]:
                 wrong = [begin + i for i, (a, b) in enumerate(zip(found, sums[begin:end], strict=True)) if a != b]
-                where = f"the first one at byte {wrong[0] * _BLOCK}"
+                where = f"the first one at byte {wrong[0] * BLOCK}"
                 return f"{len(wrong)} of {end - begin} blocks of {name} are not what rank {rank} has offered, {where}"
             self._verified[name] += high - low
         return ""
 
-    def _joined(self, name: str, runs: list[tuple[int, int, int, int]]) -> list[tuple[int, int, int, int]]:
+    def _joined(self, name: str, runs: list[_Run]) -> list[_Run]:
         """Runs that go on in each other, from owners with the same part."""
-        by_part: dict[tuple[int, tuple[int, ...]], list[tuple[int, int, int, int]]] = {}
+        by_part: dict[tuple[int, tuple[int, ...]], list[_Run]] = {}
         for run in runs:
-            by_part.setdefault((run[2], tuple(self._sums[run[3]][name])), []).append(run)
-        joined: list[tuple[int, int, int, int]] = []
+            by_part.setdefault((run.shift, tuple(self._sums[run.rank][name])), []).append(run)
+        joined: list[_Run] = []
         for part in by_part.values():
-            part.sort()
-            low, high, shift, rank = part[0]
-            for first, last, _, _ in part[1:]:
-                if first > high:
-                    joined.append((low, high, shift, rank))
-                    low, high = first, last
-                high = max(high, last)
-            joined.append((low, high, shift, rank))
+            part.sort(key=lambda run: run[:2])
+            joined.append(part[0])
+            for run in part[1:]:
+                if run.first > joined[-1].last:
+                    joined.append(run)
+                else:
+                    joined[-1] = joined[-1].joined(run)
         return joined
 
 
 def _shapes(offer: Offer) -> dict[str, tuple[int, ...]]:
     """Of the parts that a rank has."""
     return {name: tensor.buffer.shape for name, tensor in offer.tensors.items() if tensor.buffer is not None}
-
-
-def _is_run(part: Strided) -> bool:
-    expected = 1
-    for n, stride in zip(reversed(part.shape), reversed(part.strides), strict=True):
-        if n != 1 and stride != expected:
-            return False
-        expected *= n
-    return True

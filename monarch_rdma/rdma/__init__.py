@@ -13,6 +13,7 @@ from .backends import (
     is_ibverbs_available,
     is_rdma_available,
 )
+from .block_sums import BlockSums
 from .buffer import RDMABuffer
 from .engine import Engine, default_engine
 from .future import Future, TransferReport
@@ -24,6 +25,7 @@ from .transfer import BULK_BYTES
 
 __all__ = [
     "BULK_BYTES",
+    "BlockSums",
     "Engine",
     "Future",
     "Listener",

@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from ..errors import AccessDenied, ConfigError, OutOfBounds, ProtocolError, RegistrationError
+from .block_sums import BlockSums
 from .engine import NEVER, Engine, default_engine, seconds
 from .future import Future
 from .memory import Keep, as_memoryview, as_tensor, bytes_at, memory_of, note_written, plain_storage
 from .notification import Notifications
 from .region import Region, RemoteRegion, checked_access, made_by
-from .transfer import BULK, READ, WRITE, match_dst, match_src, move, move_bytes, transfer_flags
+from .transfer import BULK, READ, WRITE, match_dst, match_src, move, move_bytes, read_with_sums, transfer_flags
 from .view import View, contiguous_strides
 
 __all__ = ["RDMABuffer"]
@@ -169,13 +170,21 @@ class RDMABuffer:
         deadline, flags = seconds(timeout), transfer_flags(strict, lanes)
         return move(self._remote, READ, match_dst(self._current_view(), dst, "dst"), deadline, flags, None, stream)
 
-    def prepare_read(self, dst: Any, *, bulk: bool = False) -> Callable[[float | None], Future]:
+    def prepare_read(
+        self, dst: Any, *, bulk: bool = False, sums: BlockSums | None = None
+    ) -> Callable[[float | None], Future]:
         """Checks everything about a read into `dst` now, once. Each call of the result, with a timeout, starts it.
 
-        `bulk`: one of many, of 16 MiB or more together, so that its bytes go past the processor's caches.
+        `bulk`: one of many, of 16 MiB or more together, so that its bytes go past the processor's caches. `sums`: are
+        made on the way; both ends have to be contiguous, and in memory of the host.
         Raises as read_into. What `dst` is now counts: do not resize a tensor's storage afterwards.
         """
         parts, flags = match_dst(self._current_view(), dst, "dst"), BULK if bulk else 0
+        if sums is not None:
+            memory, local, there = parts
+            if not (local.is_contiguous and there.is_contiguous) or memory.on_device:
+                raise ConfigError("sums are made of contiguous memory of the host: dst or the buffer is not")
+            return lambda timeout: read_with_sums(self._remote, parts, seconds(timeout), flags, sums)
         return lambda timeout: move(self._remote, READ, parts, seconds(timeout), flags, None)
 
     def write_from(

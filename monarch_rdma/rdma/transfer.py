@@ -7,13 +7,25 @@ from typing import Any
 
 from .._engine import ffi, lib
 from ..errors import ConfigError, OutOfBounds
+from .block_sums import BlockSums
 from .engine import raise_error, scratch
 from .future import Future, done_future
 from .memory import Memory, memory_of, note_written
 from .region import RemoteRegion
 from .view import View
 
-__all__ = ["BULK", "BULK_BYTES", "READ", "WRITE", "match_dst", "match_src", "move", "move_bytes", "transfer_flags"]
+__all__ = [
+    "BULK",
+    "BULK_BYTES",
+    "READ",
+    "WRITE",
+    "match_dst",
+    "match_src",
+    "move",
+    "move_bytes",
+    "read_with_sums",
+    "transfer_flags",
+]
 
 READ, WRITE = lib.MR_READ, lib.MR_WRITE
 BULK, BULK_BYTES = lib.MR_BULK, lib.MR_BULK_BYTES
@@ -139,6 +151,21 @@ def move(
         return done_future(_VERBS[verb], remote)
     if kind:
         raise_error(error, kind, operation=_VERBS[verb], peer=remote.owner, size=local.nbytes)
+    return future
+
+
+def read_with_sums(
+    remote: RemoteRegion, parts: tuple[Memory, View, View], timeout: float, flags: int, sums: BlockSums
+) -> Future:
+    """Starts reading contiguous bytes, with checksums as they pass."""
+    memory, local, there = parts
+    handle = remote.open()
+    if memory.tensor is not None:
+        note_written(memory.tensor)
+    future, error = Future(remote.engine, "read", remote, local.nbytes, (memory.pin, remote, sums)), scratch.error
+    what = (handle, _cast("void *", memory.address), there.offset, local.nbytes, timeout, flags, sums.wanted)
+    if kind := lib.mr_read_with_sums(*what, future.cell, error):
+        raise_error(error, kind, operation="read", peer=remote.owner, size=local.nbytes)
     return future
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from ..errors import ConfigError, ProtocolError
@@ -111,8 +112,13 @@ def sources_of(offers: Sequence[Offer]) -> dict[str, TensorSpec]:
                     f"{name!r} is {tensor.what} on rank {offer.rank}, but {first.what} on rank {holders[name][0]}"
                 )
             holders.setdefault(name, []).append(offer.rank)
-    return {name: TensorSpec(_layout(tensor, holders[name]), tensor.dtype) for name, tensor in found.items()}
+    return {name: TensorSpec(_layout(tensor, tuple(holders[name])), tensor.dtype) for name, tensor in found.items()}
 
 
-def _layout(tensor: OfferedTensor, holders: list[int]) -> AnyLayout:
-    return tensor.layout or Layout(tensor.shape, Mesh({"replica": len(holders)}, holders))
+def _layout(tensor: OfferedTensor, holders: tuple[int, ...]) -> AnyLayout:
+    return tensor.layout or _whole(tensor.shape, holders)
+
+
+@lru_cache(1024)  # many tensors of a model are alike
+def _whole(shape: tuple[int, ...], holders: tuple[int, ...]) -> Layout:
+    return Layout(shape, Mesh({"replica": len(holders)}, holders))

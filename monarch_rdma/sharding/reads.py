@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from ..errors import ConfigError
-from ..rdma import Future, RDMABuffer
+from ..rdma import BlockSums, Future, RDMABuffer
+from ..rdma.view import contiguous_strides
 from .plan import Copies, TensorCopies
 
-__all__ = ["Read", "Staging", "Strided", "ends_of", "part_of", "reads_of", "rows_of"]
+__all__ = ["Read", "Run", "Staging", "Strided", "ends_of", "part_of", "reads_of", "rows_of"]
 
 
 @dataclass(frozen=True)
@@ -30,8 +31,29 @@ class Strided:
         shape = (*self.shape[:dim], n, *self.shape[dim + 1 :])
         return Strided(shape, self.strides, self.offset + low * self.strides[dim])
 
+    @property
+    def is_run(self) -> bool:
+        expected = 1
+        for n, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+            if n != 1 and stride != expected:
+                return False
+            expected *= n
+        return True
+
     def permuted(self, order: Sequence[int]) -> Strided:
         return Strided(tuple(self.shape[d] for d in order), tuple(self.strides[d] for d in order), self.offset)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Bytes that are contiguous here and at the owner: `first` of its tensor and those that follow, at `here` in ours.
+    `sums`: their checksums, where these can be made on the way.
+    """
+
+    first: int
+    nbytes: int
+    here: int
+    sums: BlockSums | None
 
 
 @dataclass(eq=False)
@@ -45,6 +67,7 @@ class Read:
     start: Callable[[float | None], Future]
     unpack: Callable[[], Any] | None = None
     slot: int = -1  # of the staging memory
+    run: Run | None = None  # where it is one
 
 
 def strided(strides: Sequence[int], at: Any, step: Any, size: Any, count: Any) -> Strided:
@@ -103,8 +126,10 @@ def reads_of(
     most_bytes: int | None = None,
     *,
     bulk: bool = False,
+    sums_of: int | None = None,
 ) -> Iterator[Read]:
     """The reads that carry out these copies, of at most so many bytes where it is said. `bulk`: see prepare_read.
+    `sums_of`: reads of one run each have checksums made, of blocks of so many bytes of the owner's tensor.
     ConfigError where a rank's buffer is missing or not what was planned.
     """
     is_staged = tensor.is_cast or list(copies.permutation) != sorted(copies.permutation)
@@ -120,12 +145,29 @@ def reads_of(
         nbytes = math.prod(there.shape) * dtype.itemsize
         if not is_staged:
             source = buffer.as_strided(there.shape, there.strides, there.offset)
-            yield Read(rank, tensor, one, nbytes, source.prepare_read(part_of(target, here), bulk=bulk))
+            run = None if sums_of is None else _run(one, (there, here), buffer, target, sums_of)
+            start = source.prepare_read(part_of(target, here), bulk=bulk, sums=run.sums if run else None)
+            yield Read(rank, tensor, one, nbytes, start, run=run)
             continue
         slot, memory = staging.take(dtype, there.shape)
         source = buffer.as_strided(there.shape, there.strides, there.offset)
         into = part_of(target, here)
         yield Read(rank, tensor, one, nbytes, source.prepare_read(memory), partial(into.copy_, memory), slot)
+
+
+def _run(
+    one: Copies, ends: tuple[Strided, Strided], buffer: RDMABuffer, target: torch.Tensor, block_bytes: int
+) -> Run | None:
+    """Of one row of copies, by the order of the owner's elements: they may lie in another one in its memory."""
+    strides, size = contiguous_strides(buffer.shape, 1), target.element_size()
+    there, here = ends if buffer.strides == strides else ends_of(one, strides, target.stride())
+    if not (there.is_run and here.is_run and target.is_contiguous()):
+        return None
+    first, nbytes = there.offset * size, math.prod(there.shape) * size
+    is_plain = target.device.type == "cpu" and buffer.strides == strides
+    is_summed = is_plain and BlockSums.fits(first, nbytes, buffer.size())
+    sums = BlockSums(first, nbytes, buffer.size(), block_bytes) if is_summed else None
+    return Run(first, nbytes, here.offset * size, sums)
 
 
 def _buffer(

@@ -71,12 +71,13 @@ class Reshard:
         words: Mapping[int, RDMABuffer] | None = None,
         staging_bytes: int = _STAGING_BYTES,
         units: Units | None = None,
+        sums_of: int | None = None,
     ) -> None:
         """`buffers`: for each rank of the sources its local tensors by name, this rank's too. `targets`: this rank's
         local tensors. `layouts`: of the sources; with them the part of a rank that is lost is read from others that
         have it too. `words`: each rank's `VersionWord.buffer`; with them a run reads one version or fails.
         `staging_bytes`: the most that values of another dtype or order of axes wait in. `units`: in whose order the
-        targets are filled, by reads that are no larger; None for the order that is fast.
+        targets are filled, by reads that are no larger; None for the order that is fast. `sums_of`: as in reads_of.
 
         ConfigError where a buffer or target is missing, or is not what was planned.
         """
@@ -87,6 +88,7 @@ class Reshard:
         self._layouts = layouts or {}
         self._staging = Staging(staging_bytes, _SLOTS)
         self._units = units
+        self._sums_of = sums_of
         self._is_bulk = plan.bytes_moved + plan.bytes_here >= BULK_BYTES
         self._targets = {tensor.target: _checked_target(tensor, targets) for tensor in plan.tensors}
         self._reads: list[Read] = []
@@ -109,7 +111,8 @@ class Reshard:
     def _prepared(self, tensor: TensorCopies, copies: Any) -> Iterable[Read]:
         most = None if self._units is None else self._units.unit_bytes
         target = self._targets[tensor.target]
-        return reads_of(tensor, copies, self._buffers, target, self._staging, most, bulk=self._is_bulk)
+        how: dict[str, Any] = {"bulk": self._is_bulk, "sums_of": self._sums_of}
+        return reads_of(tensor, copies, self._buffers, target, self._staging, most, **how)
 
     def _in_order(self, reads: list[Read]) -> list[Read]:
         if self._units is None:

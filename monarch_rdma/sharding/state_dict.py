@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -182,6 +183,7 @@ class Reader:
         same_ranks: bool | None = None,
         timeout: float | None = 60,
         units: Units | None = None,
+        sums_of: int | None = None,
         engine: Engine | None = None,
     ) -> None:
         """`source`: a name in the `directory`, whose offers are waited for up to `timeout` seconds; or the offers.
@@ -190,7 +192,8 @@ class Reader:
         for new tensors. `transforms`: as in make_plan. `layouts`: of tensors of `into` that are not DTensors; others
         are wanted in whole by all readers. `rank`, `ranks`: of this reader among all readers; by default those of
         torch.distributed, or 0 of 1. `same_ranks`: whether readers and publishers are ranks of one job, so that what a
-        rank has it need not read from others; by default whether this process is a publisher. `units`: as for Reshard.
+        rank has it need not read from others; by default whether this process is a publisher. `units`, `sums_of`: as
+        for Reshard.
 
         ConfigError, PlanError, TransferTimeout, ProtocolError.
         """
@@ -206,12 +209,9 @@ class Reader:
         if same_ranks is None:
             same_ranks = any(offer.incarnation == engine.incarnation for offer in offers)
         shift = 0 if same_ranks else 1 + max(int(spec.layout.ranks.max()) for spec in specs.values())
-        everybody = Mesh({"reader": ranks})
+        wanted = _Wanted(layouts or {}, Mesh({"reader": ranks}), rank, shift)
         targets = {
-            key: TensorSpec(
-                target_layout(key, tensor, (layouts or {}).get(key), everybody, rank).renumbered(shift),
-                dtype_name(tensor.dtype),
-            )
+            key: TensorSpec(wanted.layout_of(key, tensor), dtype_name(tensor.dtype))
             for key, tensor in self.tensors.items()
         }
         made = dict(transforms or {})
@@ -227,6 +227,7 @@ class Reader:
             layouts={key: spec.layout for key, spec in specs.items()},
             words={offer.rank: offer.word for offer in offers},
             units=units,
+            sums_of=sums_of,
         )
 
     def fetch(
@@ -333,6 +334,27 @@ def target_layout(key: str, tensor: torch.Tensor, given: AnyLayout | None, every
     if given is None:
         given = layout_of(tensor) if isinstance(tensor, DTensor) else Layout(tuple(tensor.shape), everybody)
     return _checked_part(key, tensor, given, rank)
+
+
+@dataclass
+class _Wanted:
+    """Layouts of the tensors of a reader, its ranks `shift` later. Plain tensors of one shape have one."""
+
+    layouts: Mapping[str, AnyLayout]
+    everybody: Mesh
+    rank: int
+    shift: int
+    whole: dict[tuple[int, ...], AnyLayout] = field(default_factory=dict)
+
+    def layout_of(self, key: str, tensor: torch.Tensor) -> AnyLayout:
+        given, shape = self.layouts.get(key), tuple(tensor.shape)
+        is_plain = given is None and not isinstance(tensor, DTensor)
+        if is_plain and shape in self.whole:
+            return self.whole[shape]
+        layout: AnyLayout = target_layout(key, tensor, given, self.everybody, self.rank).renumbered(self.shift)
+        if is_plain:
+            self.whole[shape] = layout
+        return layout
 
 
 def _targets(

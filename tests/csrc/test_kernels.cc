@@ -165,6 +165,27 @@ TEST(checksums_are_sums_of_their_pieces) {
   });
 }
 
+TEST(checksums_on_the_way_are_those_of_what_is_stored) {
+  const Bytes data = random_bytes(20'011, 1);
+  same_with_every_isa([&] {
+    Bytes room(data.size() + 64), out(8);
+    uint64_t all = 0;
+    for (const uint64_t shift : {0, 8, 3})
+      for (const uint64_t size : {uint64_t{0}, uint64_t{5}, uint64_t{72}, data.size()})
+        for (const auto copy : {copy_with_checksum, stream_with_checksum}) {
+          std::fill(room.begin(), room.end(), uint8_t{0});
+          const uint64_t sum = copy(room.data() + shift, data.data(), size, 3);
+          finish_streaming();
+          CHECK_EQ(sum, checksum(data.data(), size, 3));
+          CHECK(std::equal(data.begin(), data.begin() + ptrdiff_t(size), room.begin() + ptrdiff_t(shift)));
+          CHECK_EQ(int{room[shift + size]}, 0);
+          all += sum;
+        }
+    std::memcpy(out.data(), &all, 8);
+    return out;
+  });
+}
+
 mr_view view_of(uint64_t run, std::vector<std::pair<uint64_t, uint64_t>> dims) {
   mr_view raw{};
   raw.run = run;
