@@ -26,7 +26,7 @@ LOST = played(
     *steps(0, 1, 0, 1.0, 2.0), *steps(1, 1, 0, 1.0, 2.0), *synchronised(2.5, 1, 4),
     *steps(0, 1, 1, 3.0), *steps(1, 1, 1, 3.0),
     Decided(3.6, 1, "replica", 0.0, "killed"),
-    Healed(4.5, 1, 1001, 1, 0.2, 100, 1),
+    Healed(4.5, 1, 1001, 1, 0.2, 100, 1, 100),
     *steps(0, 1, 1, 3.0, 4.0)[1:], *synchronised(4.1, 2, 6, (0,)),
     *steps(1, 1001, 1, 5.0),
     struck=(Struck(0.5, 1, "cut a link", "trainers1/0"), Struck(3.5, 1, "kill a replica", "replica1/0")),

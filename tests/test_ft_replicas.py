@@ -54,6 +54,8 @@ def test_whoever_is_lost_comes_back_and_heals_from_the_others(client: HostMesh, 
         (1, "trainers"), (2, "replica"), (0, "trainers"),
     ]  # fmt: skip
     agreed(tmp_path)
+    healed = [each for each in watch.of(Healed) if each.rounds]
+    assert all(each.verified == each.bytes > 0 for each in healed)
     for replica in range(3):  # each of them has come back, and has read what the others had
         assert any(each.replica == replica and each.rounds > 1 for each in watch.of(Healed))
     assert {each.members for each in watch.of(Synchronised)[-3:]} and watch.of(Synchronised)[-1].total >= 24 * 30

@@ -1,127 +1,120 @@
-"""State that peers read while this one trains on: a copy, renewed after each round, read one-sided by who joins.
+"""Where newcomers find the state that this trainer offers, and how far it is since then: at its engine, by its address.
 
-Offers are found at the engine of who makes them, by its address alone. So is how far it is since then.
+The state itself is a copy, renewed after each round and read one-sided, with checksums, from several peers at once:
+healing.py. Each rank of a replica reads from the same rank of others: of a tensor in parts the part that it has itself.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import pickle
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from ..errors import ConfigError, PeerLost, RdmaError, TransferTimeout, VersionChanged
+from ..errors import ConfigError, PeerLost, ProtocolError, RdmaError, TransferTimeout, VersionChanged
 from ..rdma import Engine, RDMABuffer, empty
 from ..rdma.names import look_up, publish, unpublish
-from ..sharding import Reader
-from ..sharding import publish as offer_tensors
-from ..sharding.offer import Offer
+from .healing import FetchedState, OfferedState, StateOffer, fetch_state
 
-__all__ = ["Fetched", "PeerState", "fetch_state", "progress_of"]
+__all__ = ["PeerState", "progress_of", "state_of_peers"]
 
-_NAME = "ft/state"
-_PROGRESS = "ft/progress"
-_SPARE = 64 << 10  # bytes: by how much what is no tensor may grow
+_NAME, _PROGRESS = "ft/state", "ft/progress"
 _LOOK = 2.0  # seconds that a peer may take to say what it offers
 _PAUSE = 0.01
 
 
-class Fetched(NamedTuple):
-    """`version`: of the state. `peers`: how many it was read from."""
-
-    state: dict[str, Any]
-    version: int
-    bytes: int
-    peers: int
-    seconds: float
-
-
-class _NothingYet(PeerLost):
-    """They are there, but have no state that counts."""
-
-
 class PeerState:
-    """What this trainer offers."""
+    """What this trainer offers to those of its rank in other replicas."""
 
-    def __init__(self, state: dict[str, Any], version: int, *, replica: int, replicas: int, engine: Engine) -> None:
-        self._engine = engine
-        self._rank, self._ranks = replica, max(replicas, replica + 1)
-        self._offer(_packed(state), version)
-        self._progress = empty((2,), dtype=torch.int64, engine=engine).copy_(torch.tensor([version, 0]))
+    def __init__(self, state: dict[str, Any], version: int, *, replica: int, engine: Engine) -> None:
+        self._engine, self._replica = engine, replica
+        self._offered = self._made(state, version)
+        self._progress = empty((2,), dtype=torch.int64, engine=engine)
         self._buffer = RDMABuffer(self._progress, access="read", engine=engine)
+        self._announce(version)
         publish(engine, _PROGRESS, self._buffer.to_bytes())
 
-    def _offer(self, packed: dict[str, torch.Tensor], version: int) -> None:
-        self._held = {
-            key: empty(tuple(tensor.shape), dtype=tensor.dtype, engine=self._engine).copy_(tensor)
-            for key, tensor in packed.items()
-        }
-        self._publication = offer_tensors(
-            self._held, _NAME, version=version, rank=self._rank, ranks=self._ranks, engine=self._engine
-        )
-        publish(self._engine, _NAME, self._publication.offer.to_bytes())
+    def renew(self, state: dict[str, Any], version: int) -> None:
+        """A later version. Who is reading the one before begins again."""
+        old = None
+        if not self._offered.renew(_as_parts(state), version):  # optimisers make some of it at their first step
+            old, self._offered = self._offered, self._made(state, version)
+        self._announce(version)
+        if old is not None:
+            old.close()
 
     def set_progress(self, steps: int) -> None:
         """Since the state that is offered."""
         self._progress[1] = steps
 
-    def renew(self, state: dict[str, Any], version: int) -> None:
-        """A later version. Readers wait meanwhile, and begin again."""
-        fresh = _packed(state, self._held[_REST].numel())
-        if _shapes(fresh) == _shapes(self._held):
-            with self._publication.update(version):
-                for key, held in self._held.items():
-                    held.copy_(fresh[key])
-        else:  # optimisers make some of their state at their first step
-            old = self._publication
-            self._offer(_packed(state), version)
-            old.close()
-        self._progress.copy_(torch.tensor([version, 0]))
-
     def close(self) -> None:
         for name in (_NAME, _PROGRESS):
             unpublish(self._engine, name)
-        self._publication.close()
+        self._offered.close()
         self._buffer.drop().get()
 
+    def _made(self, state: dict[str, Any], version: int) -> OfferedState:
+        return OfferedState(_as_parts(state), version=version, replica=self._replica, engine=self._engine)
 
-def fetch_state(
-    like: dict[str, Any], peers: Sequence[str], engine: Engine, *, at_least: int, waits: bool = False, timeout: float
-) -> Fetched:
+    def _announce(self, version: int) -> None:
+        publish(self._engine, _NAME, pickle.dumps(self._offered.offer))
+        self._progress.copy_(torch.tensor([version, 0]))
+
+
+def state_of_peers(
+    like: Any, peers: Sequence[str], engine: Engine, *, at_least: int, waits: bool = False, timeout: float
+) -> FetchedState:
     """The newest state that the engines at these addresses offer, from all that have it, a part from each.
 
-    `like`: this one's, for the devices and layouts of its tensors. Raises PeerLost where none of them offers this
-    version or a later one, unless it `waits` for that; TransferTimeout.
+    `like`: this one's, for the devices and meshes of its tensors. Raises PeerLost where none of them offers this
+    version or a later one, unless it `waits` for that; TransferTimeout; ProtocolError where what comes is from nobody
+    what was offered.
     """
-    begin = time.monotonic()
+    deadline = time.monotonic() + timeout
     while True:
         offers, problem = _offers(peers, engine)  # anew each time: one that changes its shape is another one
         if not offers:
             raise PeerLost(f"none of {len(peers)} peers offers its state: {problem}", operation="heal")
-        try:
-            return _fetched(like, offers, engine, at_least, begin, timeout)
-        except _NothingYet as error:
-            problem = str(error)
+        newest = max(offer.version for offer in offers)
+        if newest >= at_least:
+            try:
+                offered = [offer for offer in offers if offer.version == newest]
+                fetched = _fetched(offered, engine, max(_PAUSE, deadline - time.monotonic()))
+                return replace(fetched, state=_as_mine(fetched.state, like))
+            except (PeerLost, VersionChanged) as error:  # it is gone, or has renewed its state meanwhile
+                problem = str(error)
+        else:
+            problem = f"the newest state of {len(offers)} peers has version {newest}, not {at_least} or a later one"
             if not waits:
-                raise
-        except (PeerLost, VersionChanged) as error:
-            problem = str(error)
-        if time.monotonic() - begin > timeout:
+                raise PeerLost(problem, operation="heal")
+        if time.monotonic() > deadline:
             raise TransferTimeout(f"the state of no peer could be read in {timeout:g} s: {problem}", operation="heal")
         time.sleep(_PAUSE)
 
 
-def _offers(peers: Sequence[str], engine: Engine) -> tuple[list[Offer], str]:
+def _fetched(offers: Sequence[StateOffer], engine: Engine, timeout: float) -> FetchedState:
+    """From all of them, or from one whose bytes are those that it has offered."""
+    wrong: ProtocolError | None = None
+    for some in dict.fromkeys([tuple(range(len(offers))), *((number,) for number in range(len(offers)))]):
+        try:
+            return fetch_state([offers[number] for number in some], timeout=timeout, engine=engine)
+        except ProtocolError as error:
+            wrong = error
+    assert wrong is not None
+    raise wrong
+
+
+def _offers(peers: Sequence[str], engine: Engine) -> tuple[list[StateOffer], str]:
     """Of those that are there, and what the last of the others failed with."""
     offers, problem = [], "there are no others"
     for address in peers:
         try:
-            offers.append(Offer.from_bytes(look_up(engine, address, _NAME, _LOOK), engine=engine))
+            offers.append(pickle.loads(look_up(engine, address, _NAME, _LOOK)))
         except (ConfigError, RdmaError) as error:  # it offers nothing yet, or is gone
             problem = str(error)
     return offers, problem
@@ -146,90 +139,24 @@ def progress_of(peers: Sequence[str], engine: Engine, version: int) -> int:
     return furthest
 
 
-def _fetched(
-    like: dict[str, Any], offers: Sequence[Offer], engine: Engine, at_least: int, begin: float, timeout: float
-) -> Fetched:
-    versions = _versions(offers, engine)
-    known = [version for version in versions.values() if version is not None]
-    if not known:
-        raise VersionChanged("all peers are writing a new state", operation="heal")
-    if max(known) < at_least and len(known) == len(versions):
-        raise _NothingYet(f"none of {len(offers)} peers has version {at_least} or a later one", operation="heal")
-    newest = [offer for offer in offers if versions.get(offer.rank) == max(known)]
-    reader = _reader(newest, engine)
-    report = reader.fetch(version=max(known), timeout=timeout)
-    seconds = time.monotonic() - begin
-    return Fetched(_unpacked(like, reader.tensors), max(known), report.bytes, len(newest), seconds)
+# --- parts of tensors
 
 
-def _reader(offers: Sequence[Offer], engine: Engine) -> Reader:
-    return Reader(list(offers), rank=0, ranks=1, same_ranks=False, engine=engine)
+def _as_parts(state: Any) -> Any:
+    """The tree with this rank's part in the place of each DTensor."""
+    return pytree.tree_map(lambda leaf: leaf.to_local() if isinstance(leaf, DTensor) else leaf, state)
 
 
-def _versions(offers: Sequence[Offer], engine: Engine) -> dict[int, int | None]:
-    """Of each rank; those that are lost are not in it."""
-    found: dict[int, int | None] = {}
-    for offer in offers:
-        only = dataclasses.replace(offer, tensors={_REST: offer.tensors[_REST]})
-        found |= _reader([only], engine).versions(_LOOK)
-    return found
+def _as_mine(state: Any, like: Any) -> Any:
+    """Each tensor on the device of what is in its place in `like`, and a DTensor where that is one."""
+    mine = {pytree.keystr(path): leaf for path, leaf in pytree.tree_flatten_with_path(like)[0]}
+    return pytree.tree_map_with_path(lambda path, leaf: _as(mine.get(pytree.keystr(path)), leaf), state)
 
 
-# --- states as named tensors
-
-_REST = "rest"  # all but the tensors, pickled, its length first
-
-
-@dataclasses.dataclass(frozen=True)
-class _Slot:
-    """Where a tensor was."""
-
-    key: str
-
-
-def _packed(state: dict[str, Any], size: int = 0) -> dict[str, torch.Tensor]:
-    """`size`: in bytes, of what is no tensor, where that is enough; or else what it needs now, and some more."""
-    tensors: dict[str, torch.Tensor] = {}
-
-    def pack(path: Any, leaf: Any) -> Any:
-        if not isinstance(leaf, torch.Tensor):
-            return leaf
-        key = pytree.keystr(path)
-        tensors[key] = _local(leaf)
-        return _Slot(key)
-
-    rest = pickle.dumps(pytree.tree_map_with_path(pack, state))
-    data = len(rest).to_bytes(8, "little") + rest
-    room = size if len(data) <= size else len(data) + _SPARE
-    tensors[_REST] = torch.frombuffer(bytearray(data.ljust(room, b"\0")), dtype=torch.uint8)
-    return tensors
-
-
-def _shapes(packed: dict[str, torch.Tensor]) -> dict[str, tuple[torch.dtype, torch.Size]]:
-    return {key: (tensor.dtype, tensor.shape) for key, tensor in packed.items()}
-
-
-def _unpacked(like: dict[str, Any], packed: dict[str, torch.Tensor]) -> dict[str, Any]:
-    data = packed[_REST].numpy().tobytes()
-    rest = pickle.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])
-    here = {pytree.keystr(path): leaf for path, leaf in pytree.tree_flatten_with_path(like)[0]}
-
-    def unpack(leaf: Any) -> Any:
-        return _as(here.get(leaf.key), packed[leaf.key]) if isinstance(leaf, _Slot) else leaf
-
-    return pytree.tree_map(unpack, rest)  # type: ignore[no-any-return]
-
-
-def _local(tensor: torch.Tensor) -> torch.Tensor:
-    local = tensor.to_local() if isinstance(tensor, DTensor) else tensor
-    return local.detach().contiguous()
-
-
-def _as(like: Any, local: torch.Tensor) -> torch.Tensor:
-    """On the device of what is in its place here, and a DTensor where that is one."""
-    if not isinstance(like, torch.Tensor):
-        return local
-    local = local.to(like.device)
+def _as(like: Any, leaf: Any) -> Any:
+    if not isinstance(like, torch.Tensor) or not isinstance(leaf, torch.Tensor):
+        return leaf
+    local = leaf.to(like.device)
     if not isinstance(like, DTensor):
         return local
     shape, stride = like.shape, like.stride()

@@ -20,7 +20,7 @@ from ..errors import ConfigError, RdmaError
 from ..rdma import Engine
 from .cohort import Offering
 from .exchange import GroupExchange, mean_of
-from .peer_state import PeerState, fetch_state, progress_of
+from .peer_state import PeerState, progress_of, state_of_peers
 from .quorum import Inside, Meeting, Quorum, SyncFailed
 from .replica_progress import ReplicaProgress, weighed
 from .reports import Healed, Report
@@ -139,8 +139,7 @@ class ReplicaCohort(ReplicaProgress):
         state = {"training": self._state(), "total": self.total}
         version = 0 if self._is_fresh else self.rounds + 1
         if self._offer is None:
-            replicas = self._place.replicas
-            self._offer = PeerState(state, version, replica=self._place.replica, replicas=replicas, engine=self._engine)
+            self._offer = PeerState(state, version, replica=self._place.replica, engine=self._engine)
         else:
             self._offer.renew(state, version)
 
@@ -163,7 +162,7 @@ class ReplicaCohort(ReplicaProgress):
         fetched = None
         like = {"training": self._state(), "total": 0}
         try:
-            fetched = fetch_state(like, peers, self._engine, at_least=at_least, waits=waits, timeout=_HEAL_TIMEOUT)
+            fetched = state_of_peers(like, peers, self._engine, at_least=at_least, waits=waits, timeout=_HEAL_TIMEOUT)
         except RdmaError as error:
             _log.info("replica %d, rank %d: %s", self._place.replica, self._place.rank, error)
         version = -1 if fetched is None else fetched.version
@@ -176,9 +175,10 @@ class ReplicaCohort(ReplicaProgress):
         self._steps = 0
         self._tell(
             Healed(
-                time.time(), self._place.replica, self._life, self.rounds, fetched.seconds, fetched.bytes, fetched.peers
+                time.time(), self._place.replica, self._life, self.rounds, fetched.seconds, fetched.bytes,
+                len(fetched.sources), fetched.verified,
             )
-        )
+        )  # fmt: skip
         return True
 
 

@@ -22,13 +22,16 @@ class TrainersStarted(Report):
 
 @dataclass(frozen=True)
 class Healed(Report):
-    """State was read from peers. `seconds`: that it took. `rounds`: synchronisations that are in it."""
+    """State was read from peers. `seconds`: that it took. `rounds`: synchronisations that are in it. `verified`:
+    of its `bytes`, those whose checksums were compared.
+    """
 
     life: int
     rounds: int
     seconds: float
     bytes: int
     peers: int
+    verified: int
 
 
 @dataclass(frozen=True)

@@ -172,4 +172,8 @@ class TorchFTCohort(ReplicaProgress):
         self._is_fresh, self.rounds, self.total = state["progress"]
         self._steps = 0
         last = self._managing._checkpoint_transport.last
-        self._tell(Healed(time.time(), self._place.replica, self._life, self.rounds, last.seconds, last.bytes, 1))
+        self._tell(
+            Healed(
+                time.time(), self._place.replica, self._life, self.rounds, last.seconds, last.bytes, 1, last.verified
+            )
+        )
