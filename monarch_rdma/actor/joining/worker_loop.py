@@ -20,6 +20,7 @@ from ..hosting.host import HOST, start_agent
 from ..hosting.worker import leave, serve
 from ..runtime.proc import Proc, current_proc
 from .job_secret import check_ca, engine_of_job, job_secret
+from .last_words import told_in_a_sentence
 from .rendezvous import Claim, SharedClaim
 from .transport import be_found_by_other_hosts
 from .worker_address import FileAddress, TcpAddress, parse, port_of
@@ -46,18 +47,20 @@ def run_worker_loop_forever(
     this process's environment bound them.
 
     Raises ConfigError (no job secret, a wrong address, a process that has begun as something else) or ResourceExhausted
-    (the address is taken).
+    (the address is taken). A program that does not catch them ends with their sentence and exit code 1.
     """
-    check_ca(ca)
-    _run(private_key, address, ends_at_shutdown=False)
+    with told_in_a_sentence():
+        check_ca(ca)
+        _run(private_key, address, ends_at_shutdown=False)
 
 
 def run_worker_loop_until_shutdown(
     *, private_key: bytes | os.PathLike[str] | None = None, ca: Any = None, address: str
 ) -> None:
     """Like `run_worker_loop_forever`, but returns also when a client calls `shutdown()` on the host mesh."""
-    check_ca(ca)
-    _run(private_key, address, ends_at_shutdown=True)
+    with told_in_a_sentence():
+        check_ca(ca)
+        _run(private_key, address, ends_at_shutdown=True)
 
 
 def start_worker_loop_forever(
