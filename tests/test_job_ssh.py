@@ -7,11 +7,13 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from actor_client import Faults, faults_recorded, wait_until
 from programs import LIMIT, is_alive
@@ -25,6 +27,7 @@ from monarch_rdma.rdma import default_engine
 from monarch_rdma.supervision.events import Recording
 
 ROOT = Path(__file__).resolve().parent.parent
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 
 
 class Server:
@@ -120,6 +123,62 @@ class Guest(Actor):
     @endpoint
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)
+
+
+class LogsCommand:
+    def __init__(self, *arguments: str) -> None:
+        command = [sys.executable, "-m", "monarch_rdma.cli", "logs", *arguments, "--state", "state"]
+        pipe = subprocess.PIPE
+        self.process = subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, env=ENVIRONMENT)
+
+    def line(self) -> str:
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().rstrip("\n")
+
+
+def append(path: Path, line: str) -> None:
+    """As the agent does whose file it is."""
+    with open(path, "a") as file:
+        file.write(f"{line}\n")
+
+
+def tails_of(path: Path) -> int:
+    commands = [each.info["cmdline"] or [""] for each in psutil.process_iter(["cmdline"])]
+    return sum(command[0] == "tail" and str(path) in command for command in commands)
+
+
+def test_the_command_follows_what_agents_print_on_their_hosts(ssh_job: Any, tmp_path: Path) -> None:
+    job = ssh_job()
+    job.state()
+    job.dump("state")
+    files = [tmp_path / "there" / job.apply_id / f"trainers.{rank}.log" for rank in range(2)]
+    for rank, file in enumerate(files):
+        append(file, f"line of {rank}")
+    given_up, following = LogsCommand("-f"), LogsCommand("-f")
+    for each in (given_up, following):
+        assert {each.line(), each.line()} == {"[trainers.0] line of 0", "[trainers.1] line of 1"}
+    given_up.process.send_signal(signal.SIGINT)
+    assert given_up.process.wait(LIMIT) == 130
+    wait_until(lambda: tails_of(files[0]) == 1, "its tail is left")
+    append(files[1], "another line")
+    assert following.line() == "[trainers.1] another line"
+    append(files[0], "the last line")
+    job.kill()
+    assert following.process.communicate(timeout=LIMIT)[0] == "[trainers.0] the last line\n"
+    wait_until(lambda: not tails_of(files[0]), "tails are left")
+
+
+def test_the_command_shows_what_agents_printed_where_it_can(ssh_job: Any, tmp_path: Path) -> None:
+    job = ssh_job()
+    job.state()
+    job.dump("state")
+    file = tmp_path / "there" / job.apply_id / "trainers.0.log"
+    append(file, "a line")
+    file.with_name("trainers.1.log").unlink()
+    shown = LogsCommand()
+    out, errors = shown.process.communicate(timeout=LIMIT)
+    assert (shown.process.returncode, out) == (1, "[trainers.0] a line\n")
+    assert "a log cannot be read: cat: " in errors and "No such file" in errors and "Traceback" not in errors
 
 
 def test_hosts_by_ssh_from_apply_to_kill(ssh_job: Any, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from monarch_rdma import config
 from monarch_rdma.actor import Actor, SupervisionError, endpoint
 from monarch_rdma.actor.runtime.proc import close_current
 from monarch_rdma.errors import ConfigError, JobEnded, TransferTimeout
+from monarch_rdma.job import command
 from monarch_rdma.job.kubernetes import ImageSpec, KubernetesJob
 from monarch_rdma.job.kubernetes.cluster import Cluster
 from monarch_rdma.rdma import default_engine
@@ -91,6 +92,26 @@ def test_pods_attach_answer_and_are_given_back(cluster: FakeCluster, client: Fau
     job.kill()
     assert is_empty(cluster) and not job.active
     wait_until(lambda: not cluster.pods, "pods are left")
+
+
+def test_the_command_shows_what_pods_print(
+    cluster: FakeCluster, client: Faults, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = job_of()
+    job.state()
+    job.dump("state")
+    name = job.facts["name"]
+    cluster.server.logs = {f"{name}-trainers-0": "one\ntwo\n", f"{name}-trainers-1": "three"}
+    assert command.logs("state", follow=False) == 0
+    assert capsys.readouterr().out.splitlines() == [
+        f"[{name}-trainers-{line}" for line in ("0] one", "0] two", "1] three")
+    ]
+    (following,) = job._logs(follow=True)
+    assert len(following.read(to_its_end=True)) == 3
+    cluster.server.logs[f"{name}-trainers-0"] += "four\n"
+    cluster.server.logs[f"{name}-trainers-1"] = ""  # another container took its place
+    assert following.read(to_its_end=True) == [f"[{name}-trainers-0] four"]
+    job.kill()
 
 
 def test_a_pod_that_is_replaced_attaches_again(cluster: FakeCluster, client: Faults) -> None:

@@ -95,23 +95,32 @@ def kill(state: str) -> int:
 
 
 def logs(state: str, follow: bool) -> int:
-    """What agents and client have printed, each line with the name of its file."""
+    """What agents and client have printed, each line with its log's name; exit code 1 where some cannot be read."""
     job = job_load(state)
-    directory = Path(job.facts.get("log_dir", ""))
-    if not job.facts.get("log_dir") or not directory.is_dir():
-        raise ConfigError(f"{job.name} has no logs on this host")
-    places: dict[Path, int] = {}
-    asked = time.monotonic()
-    is_over = not follow
-    while True:
-        for path in sorted(directory.glob("*.log")):
-            places[path] = _print_from(path, places.get(path, 0), is_over)
-        if is_over:
-            return 0
-        time.sleep(_LOOK)
-        if time.monotonic() - asked > _ASK:
-            asked = time.monotonic()
-            is_over = job.status().is_over
+    if not isinstance(job, ScheduledJob):
+        raise ConfigError(f"{job.name} has no logs: what it prints is this program's")
+    found = list(job._logs(follow=follow))
+    is_over, code, asked = not follow, 0, time.monotonic()
+    try:
+        while found:
+            for log in found.copy():
+                for line in log.read(to_its_end=is_over):
+                    print(line, flush=True)
+                if log.problem:
+                    print(f"{job.name}: a log cannot be read: {log.problem}", file=sys.stderr, flush=True)
+                    code = 1
+                    found.remove(log)
+                    log.close()
+            if is_over:
+                break
+            time.sleep(_LOOK)
+            if time.monotonic() - asked > _ASK:
+                asked = time.monotonic()
+                is_over = job.status().is_over
+    finally:
+        for log in found:
+            log.close()
+    return code
 
 
 def execute(
@@ -176,17 +185,6 @@ def _job_of(spec: str) -> JobTrait:
     if not isinstance(found, JobTrait):
         raise ConfigError(f"{where} has no job called {name!r}; name it as in {where}:my_job")
     return found
-
-
-def _print_from(path: Path, place: int, to_its_end: bool) -> int:
-    """Whole lines from there on; where the next ones begin."""
-    with open(path, "rb") as file:
-        file.seek(place)
-        data = file.read()
-    whole = len(data) if to_its_end else data.rfind(b"\n") + 1
-    for line in data[:whole].decode("utf-8", "replace").splitlines():
-        print(f"[{path.stem}] {line}", flush=True)
-    return place + whole
 
 
 @contextlib.contextmanager

@@ -7,7 +7,7 @@ import math
 import secrets
 import time
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -19,6 +19,7 @@ from ..errors import AuthenticationError, ConfigError, PeerLost, RdmaError, Tran
 from ..rdma.secret import Secret, configured_secret
 from ..supervision.events import emit
 from .folder import JobFolder
+from .logs import FileLogs, Log
 from .status import JobState, JobStatus
 from .trait import JobTrait
 from .watch import JobWatch
@@ -113,6 +114,12 @@ class ScheduledJob(JobTrait):
     def _log_tail(self) -> str:
         """The last lines that the agents have printed, where they can be had: for jobs that end before they begin."""
         return ""
+
+    def _logs(self, *, follow: bool) -> Sequence[Log]:
+        """Where to read what agents and client have printed; `follow`: what they will print, too. ConfigError where
+        that cannot be had from here, with what to try.
+        """
+        return [FileLogs(Path(self.facts["log_dir"]), self.name)]
 
     # --- the contract
 

@@ -11,7 +11,7 @@ import itertools
 import math
 import shlex
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 from ..errors import ConfigError
 from .scheduled import Launch, ScheduledJob
@@ -165,6 +165,9 @@ class SkyPilotJob(ScheduledJob):
             advice = f"`sky logs {cluster}` shows what they have printed"
             return JobStatus("ended", f"on cluster {cluster} the agents have ended: {state}", advice)
         return JobStatus("running", hosts=hosts)
+
+    def _logs(self, *, follow: bool) -> NoReturn:
+        raise ConfigError(f"the logs of {self.name} are SkyPilot's: `sky logs {self.facts['cluster']}` shows them")
 
     def _workers(self) -> dict[str, list[str]]:
         sky, cluster = _sky(), self.facts["cluster"]

@@ -13,6 +13,7 @@ from ..actor.joining.introduction import ask
 from ..errors import ConfigError, RdmaError
 from ..rdma.secret import Secret
 from .detached import DetachedJob, detached
+from .logs import CommandLog
 from .scheduled import Launch, check_mesh_name, check_meshes
 
 __all__ = ["SSHJob"]
@@ -39,6 +40,13 @@ is_it || exit 0
 kill %(pid)d
 for i in $(seq 30); do is_it || exit 0; sleep 0.1; done
 kill -9 %(pid)d
+"""
+_SHOW = "cat -- %(log)s"
+# Until the agent ends, or nobody reads on: then what sshd passes on from here comes to its end.
+_FOLLOW = """exec 3<&0
+tail -n +1 -F --pid=%(pid)d -- %(log)s < /dev/null 2> /dev/null & tail=$!
+{ cat <&3; kill $tail; } > /dev/null 2>&1 &
+wait $tail
 """
 
 
@@ -104,9 +112,23 @@ class SSHJob(DetachedJob):
         return super()._submit(launch)
 
     def _agent_command(self, launch: Launch, mesh: str, rank: int, host: str) -> list[str]:
-        log = f"{self._remote_log_dir}/{launch.folder.path.name}/{mesh}.{rank}.log"
+        log = self._log_of(launch.folder.path.name, mesh, rank)
         port = [] if self._port is None else ["--port", str(self._port)]
         return self._ssh(host, shlex.join(detached(launch, self._python_exe or sys.executable, log, *port)))
+
+    def _log_of(self, job: str, mesh: str, rank: int) -> str:
+        """The file, on the host, that an agent prints to."""
+        return f"{self._remote_log_dir}/{job}/{mesh}.{rank}.log"
+
+    def _logs(self, *, follow: bool) -> list[CommandLog]:
+        """They are on the hosts."""
+        logs = []
+        for mesh, agents in self.facts["agents"].items():
+            for rank, agent in enumerate(agents):
+                place = {"log": shlex.quote(self._log_of(agent["job"], mesh, rank)), "pid": int(agent["pid"])}
+                command = self._ssh(agent["host"], (_FOLLOW if follow else _SHOW) % place)
+                logs.append(CommandLog(f"{mesh}.{rank}", command))
+        return logs
 
     def _advice(self, words: str, host: str) -> str:
         text = words.lower()

@@ -132,9 +132,9 @@ class Cluster:
             if error.status != 404:
                 raise
 
-    def log(self, namespace: str, pod: str, *, lines: int, previous: bool = False) -> list[str]:
-        """The last lines that a pod has printed; none where it has no log."""
-        query = {"tailLines": str(lines), "previous": str(previous).lower()}
+    def log(self, namespace: str, pod: str, *, lines: int | None = None, previous: bool = False) -> list[str]:
+        """The last lines that a pod has printed, or all; none where it has no log."""
+        query = {"previous": str(previous).lower()} | ({} if lines is None else {"tailLines": str(lines)})
         path = f"{RESOURCES['Pod'].path(namespace, pod)}/log"
         try:
             response = self._request("GET", path, f"read the log of pod {pod}", query=query)

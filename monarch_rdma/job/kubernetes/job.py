@@ -18,6 +18,7 @@ from ..scheduled import Launch, ScheduledJob
 from ..status import JobState, JobStatus
 from .cluster import Cluster
 from .manifests import SECRET_KEY, Manifest, manifests, secret_manifest, secret_name
+from .pod_logs import PodLogs
 from .pods import Ailment, Pod, address_of, ailment_of, current, event_ailments, history_of, is_ready
 from .spec import POD_INDEX, WORKLOAD_KINDS, ImageSpec, JobSpec, MeshSpec, check_mesh_name, check_name
 
@@ -289,6 +290,14 @@ class KubernetesJob(ScheduledJob):
                     if lines := self._cluster.log(job.namespace, name, lines=_TAIL, previous=previous):
                         return "\n".join([f"; pod {name} has printed last:", *(f"    {line}" for line in lines)])
         return ""
+
+    def _logs(self, *, follow: bool) -> list[PodLogs]:
+        job = self._applied_job
+
+        def names() -> list[str]:
+            return [pod["metadata"]["name"] for mesh in job.meshes for pod in self._pods(job, mesh)]
+
+        return [PodLogs(self._cluster, job.namespace, names)]
 
     # --- what it is made of
 
