@@ -47,6 +47,8 @@ case $purpose in
     need slurm-wlm command -v slurmctld
     need openssh-server command -v sshd
     need openssh-client command -v ssh
+    need openmpi-bin command -v mpirun.openmpi
+    need mpich command -v mpiexec.hydra
     need util-linux command -v setpriv
     ;;
   rdma)

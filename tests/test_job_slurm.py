@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -11,8 +13,9 @@ from typing import Any
 
 import pytest
 from actor_client import Faults, faults_recorded, wait_until
-from programs import LIMIT, is_alive
+from programs import LIMIT, TESTS, is_alive
 from slurm_cluster import Cluster, Unavailable
+from spmd_programs import HOLDERS, TOGETHER, WORLD, lines_of
 
 from monarch_rdma import config
 from monarch_rdma.actor import Actor, current_rank, endpoint
@@ -78,6 +81,17 @@ class Guest(Actor):
     @endpoint
     def variables(self, *names: str) -> list[str | None]:
         return [os.environ.get(name) for name in names]
+
+
+def test_ranks_that_srun_starts_are_a_mesh(cluster: Cluster, place: Path) -> None:
+    """Without a job of ours: from_env()."""
+    script = place / "script.py"
+    script.write_text(WORLD + HOLDERS + TOGETHER)
+    environment = {**os.environ, "MONARCH_RDMA_JOB_DIR": str(place / "jobs"), "PYTHONPATH": str(TESTS.parent)}
+    command = ["srun", "--nodes=2", "--ntasks=4", "--time=5", sys.executable, str(script), str(place / "over")]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert sorted(done.stdout.splitlines()) == lines_of(4, "{'hosts': 1, 'gpus': 4}", "SLURM")
 
 
 # --- from apply to kill
@@ -393,6 +407,26 @@ def test_states_as_json(form: dict[str, Any]) -> None:
         1796032801.0,
         "0:15",
     )
+
+
+def test_json_and_text_of_a_real_slurm_say_the_same(cluster: Cluster, place: Path) -> None:
+    """`squeue --json` has the form of `scontrol show job --json`, which this version does not have yet."""
+    command = ["sbatch", "--parsable", "--nodes=2", "--time=5", "--output=/dev/null"]
+    script = "#!/bin/sh\nexec sleep 60\n"
+    job = int(subprocess.run(command, input=script, capture_output=True, text=True, check=True).stdout)
+
+    def as_json() -> list[queue.Record]:
+        return [each for each in queue.from_json(cluster.ask("squeue", "--json")) if each.job == job]
+
+    def both_say(states: tuple[str, ...]) -> bool:
+        (text,) = queue.look(job)
+        return text.state in states and as_json() == [text]
+
+    try:
+        wait_until(lambda: both_say(("RUNNING",)), lambda: f"{queue.look(job)} != {as_json()}")
+    finally:
+        subprocess.run(["scancel", str(job)], check=True)
+    wait_until(lambda: both_say(("CANCELLED", "COMPLETING")), lambda: f"{queue.look(job)} != {as_json()}")
 
 
 def test_a_job_that_slurm_has_forgotten_is_over() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -14,45 +15,13 @@ import pytest
 import torch
 from actor_client import wait_until
 from programs import LIMIT, TESTS, Program
+from spmd_programs import HOLDERS, TOGETHER, WORLD, lines_of
 
 from monarch_rdma.actor import Actor, HostMesh, endpoint
 from monarch_rdma.errors import ConfigError
 from monarch_rdma.job import SPMDActor, setup_torch_elastic_env, setup_torch_elastic_env_async
 from monarch_rdma.job.spmd.variables import rank_from
 from monarch_rdma.job.spmd.world import _extent
-
-WORLD = """
-import os
-from monarch_rdma.job import from_env
-world = from_env(timeout=float(os.environ.get("PATIENCE", "60")))
-sizes = dict(world.procs.extent)
-print("rank", world.rank, world.size, world.local_rank, world.local_size, sizes, world.launcher, flush=True)
-"""
-HOLDERS = """
-from monarch_rdma.actor import Actor, current_rank, endpoint
-from monarch_rdma.rdma import RDMABuffer
-
-class Holder(Actor):
-    def __init__(self):
-        self.bytes = bytearray([current_rank().rank] * 4)
-    @endpoint
-    def buffer(self):
-        return RDMABuffer(memoryview(self.bytes))
-    @endpoint
-    def pid(self):
-        return os.getpid()
-
-if world.rank == 0:
-    holders = world.procs.spawn("holders", Holder)
-    pids = list(holders.pid.call().get().values())
-    sums = []
-    for buffer in holders.buffer.call().get().values():
-        out = bytearray(4)
-        buffer.read_into(memoryview(out)).get()
-        sums.append(sum(out))
-    more = world.hosts.spawn_procs().spawn("more", Holder).pid.call().get().values()
-    print("sums", *sums, len(set(pids)), os.getpid() in pids, len(more), flush=True)
-"""
 
 
 @pytest.fixture
@@ -124,6 +93,32 @@ def test_torchrun(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     assert "sums 0 4 2 True 1" in done.stdout and "rank 1 2 1 2 {'hosts': 1, 'gpus': 2} torchrun" in done.stdout
+
+
+MPI = {
+    "Open MPI": ["mpirun.openmpi", "--allow-run-as-root", "--oversubscribe", "-n", "2"],
+    "PMI": ["mpiexec.hydra", "-n", "2"],  # MPICH's, and Intel's
+}
+
+
+@pytest.mark.parametrize("launcher", MPI)
+def test_mpi_also_of_two_programs_at_once(launcher: str, tmp_path: Path) -> None:
+    if not all(map(shutil.which, [command[0] for command in MPI.values()])):
+        done = subprocess.run([TESTS.parent / ".ci/system_packages.sh", "jobs"], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"there is no MPI, and none can be installed: {done.stderr.strip()[-200:]}")
+    script = tmp_path / "script.py"
+    script.write_text(WORLD + HOLDERS + TOGETHER)
+    environment = {**os.environ, "MONARCH_RDMA_JOB_DIR": str(tmp_path / "jobs"), "PYTHONPATH": str(TESTS.parent)}
+    command, pipe = [*MPI[launcher], sys.executable, str(script)], subprocess.PIPE
+    running = [
+        subprocess.Popen([*command, tmp_path / name], env=environment, stdout=pipe, stderr=pipe, text=True)
+        for name in ("first", "second")
+    ]
+    for each in running:
+        out, errors = each.communicate(timeout=100)
+        assert each.returncode == 0, errors
+        assert sorted(out.splitlines()) == lines_of(2, "{'hosts': 1, 'gpus': 2}", launcher)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from ...errors import ConfigError
 
@@ -58,13 +60,34 @@ def rank_from(variables: Mapping[str, str]) -> Rank:
             size = _integer(variables, launcher.size)
             if not 0 <= rank < size:
                 raise ConfigError(f"{launcher.rank} is {rank}, but must be below {launcher.size}, which is {size}")
-            run = "-".join(variables[name] for name in launcher.run if variables.get(name))
+            run = "-".join(variables[name] for name in launcher.run if variables.get(name)) or _hydras_address()
             return Rank(rank, size, re.sub(r"[^\w.-]", "_", run)[:100] or "run", launcher.name)
     wanted = "; ".join(f"{each.rank} and {each.size} ({each.name})" for each in _LAUNCHERS)
     raise ConfigError(
         f"this program was not started by a launcher that is known here: there is neither of {wanted}. Start it with "
         "torchrun, srun or mpirun, or use a job from an ordinary program"
     )
+
+
+def _hydras_address() -> str:
+    """MPICH's launcher names no run. But what it has started on each host, an ancestor of ours, was told where it
+    listens, which tells runs apart; "" elsewhere.
+    """
+    for command in _ancestors():
+        if "--control-port" in command[:-1]:
+            return command[command.index("--control-port") + 1]
+    return ""
+
+
+def _ancestors() -> Iterator[list[str]]:
+    """Their commands, as far as they can be seen."""
+    pid = os.getppid()
+    try:
+        while pid > 1:
+            yield Path(f"/proc/{pid}/cmdline").read_bytes().decode("utf-8", "replace").split("\0")
+            pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return
 
 
 def _integer(variables: Mapping[str, str], name: str) -> int:
