@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
+
 from monarch_rdma.ft import Decided, Healed, History, Measured, Recovered, Report, Stepped, Struck, Synchronised
+from monarch_rdma.ft.measured_run import measured_run
+from monarch_rdma.ft.simulate.measured import measured_of, replay
 
 BOTH = (0, 1)
 
@@ -61,6 +65,36 @@ def test_losses_are_by_round_and_measures_by_name() -> None:
     history = played(*steps(0, 1, 0, 10.0, 20.0), *steps(1, 1, 1, 10.0), Measured(1.0, 0, 1, 3, "held out", 2.5))
     assert history.losses() == {0: 2.5, 1: 3.0}
     assert history.measured("held out") == {3: 2.5} and history.measured("other") == {}
+
+
+def run_of(rounds: int, *, without: set[int]) -> list[Report]:
+    """Two replicas, steps of 1 s, two a round, and 0.5 s for each synchronisation; replica 1 is not in some."""
+    reports: list[Report] = []
+    for number in range(rounds):
+        begin, members = number * 2.5, (0,) if number in without else BOTH
+        for replica in members:
+            reports += steps(replica, 1, number, begin + 1.0, begin + 2.0)
+        total = sum(2 if each in without else 4 for each in range(number + 1))
+        reports += synchronised(begin + 2.5, number + 1, total, members)
+    return reports
+
+
+def test_a_run_is_held_against_the_model() -> None:
+    """The same failure, at the same moment and as long, costs the model's training the same round."""
+    reports = run_of(8, without={3})
+    failed = next(n for n, report in enumerate(reports) if report.at > 8.0)
+    reports.insert(failed, Decided(8.0, 1, "trainers", 0.0, "killed"))
+    run = measured_run(played(*reports), title="two", groups=2, steps_per_round=2)
+    assert run["step_s"] == pytest.approx(1.0) and run["sync_s"] == pytest.approx(0.5)
+    assert run["failures"] == [{"time_s": 8.0, "group": 1, "recovery_s": pytest.approx(2.0)}]
+    assert run["duration_s"] == 20.0 and run["group_rounds"] == 15.0
+    found = replay(measured_of(run))
+    assert found.outcome.group_rounds == 15 and found.ratio == 1
+
+
+def test_a_run_without_a_full_round_is_no_measure() -> None:
+    with pytest.raises(ValueError, match="no replica has made a round of 2 steps"):
+        measured_run(played(*run_of(1, without=set())), title="short", groups=2, steps_per_round=2)
 
 
 def test_nothing_happened() -> None:

@@ -5,16 +5,20 @@ from __future__ import annotations
 import json
 import math
 import os
+import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+from opened_files import OpenedFiles
 
+from monarch_rdma.ft.simulate.measured import read, replay
 from monarch_rdma.supervision.chaos import FAULTS
 
 TOLERANCE = 0.35  # nats: what six rounds of three replicas may differ by, when some of them are away for a while
@@ -25,10 +29,10 @@ ROOT = Path(__file__).resolve().parent.parent
 def story(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
     started = []
 
-    def start(*arguments: str) -> subprocess.Popen[str]:
+    def start(*arguments: str, **environment: str) -> subprocess.Popen[str]:
         command = [sys.executable, "-u", "-m", "examples.llama_diloco.story", *arguments, "--output", str(tmp_path)]
         process = subprocess.Popen(
-            command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env={**os.environ}
+            command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=os.environ | environment
         )
         started.append(process)
         return process
@@ -40,17 +44,36 @@ def story(tmp_path: Path) -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 
 def test_the_loss_under_faults_is_that_without(story: Any, tmp_path: Path) -> None:
-    process = story("--rounds", "12", "--replicas", "3", "--trainers", "1", "--fault-every", "3.5", "--seed", "3")
+    """And no file has anything of the training: none is written but by the program at its end, none that is read is
+    younger than the program.
+    """
+    opened, began = OpenedFiles(tmp_path / "opened"), time.time()
+    arguments = ("--rounds", "8", "--replicas", "3", "--trainers", "1", "--fault-every", "3.5", "--seed", "3")
+    process = story(*arguments, **opened.environment)
     out, _ = process.communicate(timeout=115)
     assert process.returncode == 0, out
     calm, faulted = json.loads((tmp_path / "story.json").read_text()).values()
-    assert calm["steps"] == 12 * 3 * 20 <= faulted["steps"] and calm["steps_lost"] == 0
+    assert calm["steps"] == 8 * 3 * 20 <= faulted["steps"] and calm["steps_lost"] == 0
     assert faulted["faults"] and calm["faults"] == []
     ends = [history["held_out"][max(history["held_out"], key=int)] for history in (calm, faulted)]
     assert ends[0] < math.log(256) - 2, "it has learnt something"
     assert abs(ends[0] - ends[1]) < TOLERANCE, out
     assert "no checkpoint was written or read" in out and "goodput" in out
     assert (tmp_path / "story.png").read_bytes().startswith(b"\x89PNG")
+    assert {int(pid) for pid in re.findall(r"pid (\d+)\) has ended", out)} < opened.processes
+    assert len(opened.processes) > 2 * 3
+    assert opened.written() == opened.written(by=process.pid)
+    assert {path for path in opened.written() if not is_of_the_program(path)} == set()
+    assert {path for path in opened.read_since(began) if path.parent != tmp_path} == set()
+    run = read(tmp_path / "measured.json")
+    assert run.group_rounds == faulted["steps"] / 20 and len(run.failures) == len(faulted["recoveries"])
+    assert "The model of goodput, given the same faults" in out and 0.5 < replay(run).ratio < 2, out
+
+
+def is_of_the_program(path: Path) -> bool:
+    """What it says of itself and of the training when that is over, and what matplotlib knows of fonts."""
+    outputs = {"story.json", "story.png", "measured.json"}
+    return path.name in outputs or path.suffix in (".program", ".matplotlib-lock") or path.name.startswith("fontlist")
 
 
 @pytest.mark.parametrize("moment", ["twice.", "replicas train", "FAULT"])

@@ -27,6 +27,7 @@ from monarch_rdma.supervision.policy import Policy
 
 from .chart import draw
 from .faults import faults, struck_by
+from .goodput import held_against_the_model
 from .live import Live
 from .llama import LlamaConfig
 from .replicas import HELD_OUT, recipe
@@ -66,6 +67,8 @@ def play(setting: Setting) -> int:
     calm = run(setting, rounds, "without failures", fault_every=None)
     faulted = run(setting, rounds, f"a fault about every {setting.fault_every:g} s", setting.fault_every)
     print(table(calm, faulted, setting))
+    run_file = setting.output / "measured.json"
+    print(f"\n{held_against_the_model(faulted, run_file, replicas=setting.replicas, every=EVERY)}")
     write(setting.output / "story.json", calm, faulted)
     if draw(setting.output / "story.png", calm, faulted, replicas=setting.replicas):
         print(f"\nPicture: {setting.output / 'story.png'}; all figures: {setting.output / 'story.json'}")

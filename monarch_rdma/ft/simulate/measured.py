@@ -14,7 +14,7 @@ from .healing import simulate_healing
 from .job import InputError, Job, check
 from .outcome import Outcome
 
-__all__ = ["Measured", "Replay", "read", "replay"]
+__all__ = ["Measured", "Replay", "measured_of", "read", "replay"]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Replay:
 def read(path: Path) -> Measured:
     """InputError where the file is not as it must be."""
     try:
-        return _measured(json.loads(path.read_text()))
+        return measured_of(json.loads(path.read_text()))
     except OSError as error:
         raise InputError(f"cannot read {str(path)!r}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -66,7 +66,8 @@ def replay(measured: Measured) -> Replay:
     return Replay(measured, simulate_healing(measured.job, measured.failures, measured.duration_s))
 
 
-def _measured(document: Mapping[str, Any]) -> Measured:
+def measured_of(document: Mapping[str, Any]) -> Measured:
+    """Of what is in such a file. InputError, KeyError, TypeError or ValueError where it is not as it must be."""
     job = Job(
         groups=int(document["groups"]),
         step_s=_mean(document["step_s"]),
