@@ -12,16 +12,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import psutil
 import pytest
+from actor_client import wait_until
 from opened_files import OpenedFiles
 
 from monarch_rdma.ft.simulate.measured import read, replay
 from monarch_rdma.supervision.chaos import FAULTS
 
 TOLERANCE = 0.35  # nats: what six rounds of three replicas may differ by, when some of them are away for a while
+LONG = os.environ.get("MONARCH_RDMA_TEST_ROUNDS") == "long"
 ROOT = Path(__file__).resolve().parent.parent
 
 
@@ -76,6 +79,27 @@ def is_of_the_program(path: Path) -> bool:
     return path.name in outputs or path.suffix in (".program", ".matplotlib-lock") or path.name.startswith("fontlist")
 
 
+def catches(pid: int, number: int) -> bool:
+    """Whether it has a handler for that signal; before that, it is Python that starts."""
+    status = Path(f"/proc/{pid}/status").read_text()
+    caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
+    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+
+
+def interrupted(process: Any) -> float:
+    """Ctrl-C; the seconds until the program has ended, with all that it has started."""
+    family = psutil.Process(process.pid).children(recursive=True)
+    begin = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=30)
+    seconds = time.monotonic() - begin
+    assert process.returncode == 130, out
+    said = [line for line in out.splitlines() if "refused a connection from" not in line]  # other tests' jobs may knock
+    assert said[-1] == "stopped" and "Traceback" not in out, out
+    assert psutil.wait_procs(family, 5)[1] == []
+    return seconds
+
+
 @pytest.mark.parametrize("moment", ["twice.", "replicas train", "FAULT"])
 def test_ctrl_c_leaves_no_process(moment: str, story: Any) -> None:
     rounds = "4" if moment == "FAULT" else "9"
@@ -83,13 +107,18 @@ def test_ctrl_c_leaves_no_process(moment: str, story: Any) -> None:
     for line in process.stdout:
         if moment in line:
             break
-    family = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(signal.SIGINT)
-    out, _ = process.communicate(timeout=20)
-    assert process.returncode == 130, out
-    said = [line for line in out.splitlines() if "refused a connection from" not in line]  # other tests' jobs may knock
-    assert said[-1] == "stopped" and "Traceback" not in out, out
-    assert psutil.wait_procs(family, 5)[1] == []
+    interrupted(process)
+
+
+def test_ctrl_c_at_any_time(story: Any) -> None:
+    """Also while everything is imported, started, or killed by faults. How fast is asserted where nothing else runs."""
+    chance = Random(LONG)
+    for _ in range(25 if LONG else 3):
+        process = story("--replicas", "2", "--trainers", "2", "--fault-every", "0.5", "--rounds", "30")
+        wait_until(lambda: catches(process.pid, signal.SIGTERM), "the program does not begin")  # noqa: B023
+        time.sleep(chance.uniform(0.0, 15.0 if LONG else 7.0))
+        seconds = interrupted(process)
+        assert not LONG or seconds < 3.0, seconds
 
 
 def test_faults_are_a_function_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> None:

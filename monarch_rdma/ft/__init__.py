@@ -24,13 +24,14 @@ from .reports import Decided, Healed, Measured, Report, Stepped, Synchronised, T
 from .training import Averaging, Place, Recipe, Training, TrainingPlan
 
 if TYPE_CHECKING:
+    from .allocation import Allocator, FromJobs, OnThisHost
     from .cohort import Cohort, FixedCohort, GroupCohort
     from .diloco import DiLoCo, nesterov
     from .exchange import Exchange, GroupExchange, ProcessGroupExchange
     from .healing import FetchedState, OfferedState, StateOffer, fetch_state
     from .lighthouse import Lighthouse
     from .local_sgd import LocalSGD
-    from .orchestrator import Allocator, Ended, OnThisHost, Orchestrator, Replica, train
+    from .orchestrator import Ended, Orchestrator, Replica, train
     from .replica_actor import ReplicaActor, ReplicaFailed
     from .replica_cohort import ReplicaCohort
     from .semi_synchronous import Round, Stateful
@@ -47,6 +48,7 @@ __all__ = [
     "Exchange",
     "FetchedState",
     "FixedCohort",
+    "FromJobs",
     "GiveUp",
     "GroupCohort",
     "GroupExchange",
@@ -89,13 +91,14 @@ __all__ = [
 
 # What needs torch is imported when it is used.
 _WITH_TORCH = {
+    "allocation": ("Allocator", "FromJobs", "OnThisHost"),
     "cohort": ("Cohort", "FixedCohort", "GroupCohort"),
     "diloco": ("DiLoCo", "nesterov"),
     "exchange": ("Exchange", "GroupExchange", "ProcessGroupExchange"),
     "healing": ("FetchedState", "OfferedState", "StateOffer", "fetch_state"),
     "lighthouse": ("Lighthouse",),
     "local_sgd": ("LocalSGD",),
-    "orchestrator": ("Allocator", "Ended", "OnThisHost", "Orchestrator", "Replica", "train"),
+    "orchestrator": ("Ended", "Orchestrator", "Replica", "train"),
     "replica_actor": ("ReplicaActor", "ReplicaFailed"),
     "replica_cohort": ("ReplicaCohort",),
     "semi_synchronous": ("Round", "Stateful"),

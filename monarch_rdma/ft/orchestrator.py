@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from ..actor import (
     Actor,
@@ -27,6 +28,7 @@ from ..actor import (
 from ..errors import RdmaError
 from ..supervision.events import emit
 from ..supervision.membership import MembershipOptions
+from .allocation import Allocator, OnThisHost
 from .lighthouse import Lighthouse
 from .recovery import GiveUp, Recovery, RecoveryPolicy, Rung
 from .replica_actor import ReplicaActor, in_a_line
@@ -35,34 +37,14 @@ from .torchft_lighthouse import TorchFTLighthouse
 from .trainer_actor import Coordination
 from .training import TrainingPlan
 
-__all__ = ["Allocator", "Ended", "OnThisHost", "Orchestrator", "Replica", "train"]
+__all__ = ["Ended", "Orchestrator", "Replica", "train"]
 
+_log = logging.getLogger("monarch_rdma.ft")
 _LAST = 15.0  # seconds that replicas have to end after the first one has
 _STOP = 1.0
+_INTERRUPTED = 0.7  # seconds for what is left to end in order, where this program is interrupted; it ends anyhow
 _LOOK = 0.1
 _LIVES_OF_A_REPLICA = 1000  # numbers: each life of a replica numbers those of its trainers from there on
-
-
-class Allocator(Protocol):
-    """Where replicas run. A job gives each some hosts, and others when it is asked again."""
-
-    def allocate(self, replica: int) -> HostMesh:
-        """Hosts for a replica. It may take minutes: it is called on a thread of its own. Raises where it has none."""
-        ...
-
-    def release(self, replica: int, hosts: HostMesh) -> None:
-        """They are of no use for this replica any more."""
-        ...
-
-
-class OnThisHost:
-    """All replicas on the host that this program runs on."""
-
-    def allocate(self, replica: int) -> HostMesh:
-        return this_host()
-
-    def release(self, replica: int, hosts: HostMesh) -> None:
-        """It stays."""
 
 
 class _NoHosts(RdmaError):
@@ -243,16 +225,30 @@ def train(
         "orchestrator", Orchestrator, plan, lighthouse, allocator=allocator, policy=policy, watcher=port
     )
     running = orchestrator.run.call_one()
+    limit = None
     try:
         _watch(running, receiver, watch)
         ended: Ended = running.get()
         return ended
     except ActorError as error:
         raise error.exception from error
+    except (KeyboardInterrupt, SystemExit):
+        limit = _INTERRUPTED
+        raise
     finally:
         running.cancel()
-        orchestrator.stop().get()
-        keeper.stop().get()
+        _stop(orchestrator, keeper, limit)
+
+
+def _stop(orchestrator: ActorMesh[Any], keeper: ProcMesh, limit: float | None) -> None:
+    """In this order: replicas part from the lighthouse. What has not ended within `limit` seconds is not waited for."""
+    begin = time.monotonic()
+    for owned in (orchestrator, keeper):
+        left = None if limit is None else max(0.0, begin + limit - time.monotonic())
+        try:
+            owned.stop().get(left)
+        except TimeoutError:
+            _log.info("what is left of the training ends by itself")
 
 
 def _watch(running: Future[Ended], receiver: PortReceiver[Report], watch: Callable[[Report], object]) -> None:

@@ -158,6 +158,8 @@ class ScheduledJob(JobTrait):
             self._raise_if_over(status)
             if status.phase == "running":
                 return JobState(self._watch.meshes)
+        if not self._is_kept:
+            current_proc().at_close(self._end_quietly)
         self._wait_for_hosts(deadline)
         if self.reaches_other_hosts:
             be_found_by_other_hosts()
@@ -165,8 +167,6 @@ class ScheduledJob(JobTrait):
         meshes = {name: self._attach(name, addresses, deadline) for name, addresses in workers.items()}
         owner = context().actor_instance.owner_reference
         self._watch = JobWatch(self, meshes, owner)
-        if not self._is_kept:
-            current_proc().at_close(self._end_quietly)
         return JobState(meshes)
 
     def _kill(self) -> None:

@@ -1,0 +1,71 @@
+"""Where replicas run: on this host, or on hosts of jobs, one for each replica."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from ..actor import HostMesh, this_host
+
+__all__ = ["Allocator", "FromJobs", "Job", "OnThisHost"]
+
+
+class Allocator(Protocol):
+    """Gives each replica some hosts, and others when it is asked again."""
+
+    def allocate(self, replica: int) -> HostMesh:
+        """Hosts for a replica. It may take minutes: it is called on a thread of its own. Raises where it has none."""
+        ...
+
+    def release(self, replica: int, hosts: HostMesh) -> None:
+        """They are of no use for this replica any more."""
+        ...
+
+
+class OnThisHost:
+    """All replicas on the host that this program runs on."""
+
+    def allocate(self, replica: int) -> HostMesh:
+        return this_host()
+
+    def release(self, replica: int, hosts: HostMesh) -> None:
+        """It stays."""
+
+
+class Job(Protocol):
+    """As the jobs of monarch_rdma.job are."""
+
+    def state(self, cached_path: None = ..., timeout: float | None = ...) -> Any: ...
+
+    def kill(self) -> None: ...
+
+
+class FromJobs:
+    """A job for each replica, so that what one loses is its own: `make(replica)` makes it, with one mesh.
+
+    A replica that is in need of other hosts gets another job, after its last one was ended: the scheduler's queue
+    decides when, and which hosts. All jobs end with the program.
+    """
+
+    def __init__(self, make: Callable[[int], Job], *, timeout: float | None = None) -> None:
+        """`timeout`: seconds in the queue, after which a job is given up; None waits for ever."""
+        self._make, self._timeout = make, timeout
+        self._jobs: dict[int, Job] = {}
+
+    def allocate(self, replica: int) -> HostMesh:
+        """As Allocator.allocate. Raises what the job does: ConfigError, JobEnded, TransferTimeout."""
+        job = self._make(replica)
+        try:
+            state = job.state(cached_path=None, timeout=self._timeout)
+            (name,) = state
+            hosts: HostMesh = state[name]
+        except BaseException:
+            job.kill()
+            raise
+        self._jobs[replica] = job
+        return hosts
+
+    def release(self, replica: int, hosts: HostMesh) -> None:
+        job = self._jobs.pop(replica, None)
+        if job is not None:
+            job.kill()
