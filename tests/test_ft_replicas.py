@@ -119,7 +119,7 @@ class Hosts:
         self._note(f"allocate {replica}")
         return this_host()
 
-    def release(self, replica: int, hosts: HostMesh) -> None:
+    def release(self, replica: int, hosts: HostMesh | None) -> None:
         self._note(f"release {replica}")
 
     def _note(self, what: str) -> None:

@@ -33,10 +33,10 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
 
 @pytest.fixture
-def story(cluster: Cluster, tmp_path: Path) -> Iterator[Story]:
+def story(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Story]:
     command = [sys.executable, "-u", "-m", "examples.llama_diloco.story", "--job", "slurm", "--replicas", "2"]
     command += ["--trainers", "1", "--rounds", "20", "--fault-every", "3600", "--output", str(tmp_path / "out")]
-    command += ["--sbatch=--time=10"]
+    command += ["--sbatch=--time=10", *getattr(request, "param", ())]
     environment = os.environ | cluster.environment | {"MONARCH_RDMA_JOB_DIR": str(tmp_path / "jobs")}
     with open(tmp_path / "err", "w") as err:
         process = subprocess.Popen(command, cwd=ROOT, text=True, stdout=subprocess.PIPE, stderr=err, env=environment)
@@ -74,3 +74,12 @@ def test_a_killed_step_costs_a_replica_its_allocation_and_it_heals_on_another(cl
     out, _ = story.communicate(timeout=20)
     assert story.returncode == 130 and psutil.wait_procs(family, 5)[1] == [], out
     wait_until(lambda: not cluster.ask("squeue", "-h"), lambda: cluster.ask("squeue"), 40)
+
+
+@pytest.mark.parametrize("story", [["--sbatch=--hold"]], indirect=True)
+def test_ctrl_c_cancels_what_waits_in_the_queue(cluster: Cluster, story: Story) -> None:
+    wait_until(lambda: len(cluster.ask("squeue", "-h").splitlines()) == 2, "nothing is in the queue", 60)
+    story.send_signal(signal.SIGINT)
+    out, _ = story.communicate(timeout=20)
+    assert story.returncode == 130, out
+    wait_until(lambda: not cluster.ask("squeue", "-h"), lambda: cluster.ask("squeue"), 20)

@@ -17,8 +17,8 @@ class Allocator(Protocol):
         """Hosts for a replica. It may take minutes: it is called on a thread of its own. Raises where it has none."""
         ...
 
-    def release(self, replica: int, hosts: HostMesh) -> None:
-        """They are of no use for this replica any more."""
+    def release(self, replica: int, hosts: HostMesh | None) -> None:
+        """They are of no use for this replica any more. None: it still waits for them, and need not any longer."""
         ...
 
 
@@ -28,7 +28,7 @@ class OnThisHost:
     def allocate(self, replica: int) -> HostMesh:
         return this_host()
 
-    def release(self, replica: int, hosts: HostMesh) -> None:
+    def release(self, replica: int, hosts: HostMesh | None) -> None:
         """It stays."""
 
 
@@ -54,7 +54,7 @@ class FromJobs:
 
     def allocate(self, replica: int) -> HostMesh:
         """As Allocator.allocate. Raises what the job does: ConfigError, JobEnded, TransferTimeout."""
-        job = self._make(replica)
+        job = self._jobs[replica] = self._make(replica)
         try:
             state = job.state(cached_path=None, timeout=self._timeout)
             (name,) = state
@@ -62,10 +62,10 @@ class FromJobs:
         except BaseException:
             job.kill()
             raise
-        self._jobs[replica] = job
         return hosts
 
-    def release(self, replica: int, hosts: HostMesh) -> None:
+    def release(self, replica: int, hosts: HostMesh | None) -> None:
+        """As Allocator.release. A job that waits in the queue is cancelled."""
         job = self._jobs.pop(replica, None)
         if job is not None:
             job.kill()

@@ -60,17 +60,21 @@ class Replica:
     hosts: HostMesh | None = None
     procs: ProcMesh | None = None
     lives: int = 0  # of its trainers, so far
+    is_waiting: bool = False  # for hosts
 
     async def start(self, plan: TrainingPlan, allocator: Allocator, policy: RecoveryPolicy) -> ActorMesh[Any]:
         """Its ReplicaActor, in a process on its hosts. Raises _NoHosts."""
         try:
             if self.hosts is None:
+                self.is_waiting = True
                 self.hosts = await asyncio.to_thread(allocator.allocate, self.number)
+                self.is_waiting = False
             leader = self.hosts.flatten("host").slice(host=slice(0, 1)) if len(self.hosts) > 1 else self.hosts
             self.procs = await asyncio.to_thread(
                 leader.spawn_procs, name=f"replica{self.number}", threads=1, preload=plan.imported
             )
         except Exception as error:
+            self.is_waiting = False
             raise _NoHosts(f"replica {self.number} cannot be started: {error}") from error
         return self.procs.spawn("replica", ReplicaActor, plan, self.number, self.hosts, policy)
 
@@ -81,7 +85,8 @@ class Replica:
 
     async def let_go(self, allocator: Allocator) -> None:
         hosts, self.hosts = self.hosts, None
-        if hosts is not None:
+        if hosts is not None or self.is_waiting:
+            self.is_waiting = False
             await asyncio.to_thread(allocator.release, self.number, hosts)
 
 
@@ -156,8 +161,13 @@ class Orchestrator(Actor):
         for task in tasks:
             task.cancel()
         await asyncio.wait(tasks, timeout=_STOP)
-        await asyncio.gather(*(replica.end() for replica in replicas), return_exceptions=True)
-        await asyncio.gather(*(replica.let_go(self._allocator) for replica in replicas), return_exceptions=True)
+        await asyncio.gather(*(self._done_with(replica) for replica in replicas), return_exceptions=True)
+
+    async def _done_with(self, replica: Replica) -> None:
+        try:
+            await replica.end()
+        finally:
+            await replica.let_go(self._allocator)
 
     async def _keep(self, replica: Replica, coordination: Coordination) -> None:
         """Until the training is done. Raises RdmaError where the replica is given up."""

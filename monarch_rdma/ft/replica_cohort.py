@@ -64,12 +64,13 @@ class ReplicaCohort(ReplicaProgress):
 
     def join(self) -> bool:
         """As Cohort.join. Who comes while others train does not wait for them, and begins where they are: `ahead`."""
-        self._offer_state()
         while True:
             if self._has_healed_on_arrival():
                 self._offer_state()
                 self._quorum.come()
                 return True
+            if self._offer is None:
+                self._offer_state()  # its own beginning, which others may have to take over
             self._quorum.come()
             meeting = self._quorum.meet(self._standing())
             if meeting.is_founding and (not meeting.is_behind or self._has_healed(_addresses(meeting), at_least=0)):
