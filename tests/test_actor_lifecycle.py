@@ -278,9 +278,11 @@ def test_many_actors_come_and_go_in_one_process(procs: ProcMesh) -> None:
 def client_program(name: str, *args: str, errors: int | IO[bytes] = subprocess.DEVNULL) -> Iterator[Any]:
     """A program of actor_programs that prints pids and "ready": the process, and its whole family."""
     command = [sys.executable, str(PROGRAMS / name), *args]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, start_new_session=True)
+    process = subprocess.Popen(
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True
+    )
     try:
-        assert process.stdout is not None
+        assert process.stdin is not None and process.stdout is not None
         pids = [int(pid) for pid in process.stdout.readline().split()]
         family = [psutil.Process(pid) for pid in pids]
         family += [child for child in psutil.Process(process.pid).children(recursive=True) if child not in family]
@@ -289,6 +291,7 @@ def client_program(name: str, *args: str, errors: int | IO[bytes] = subprocess.D
     finally:
         process.kill()
         process.wait()
+        process.stdin.close()
         process.stdout.close()
 
 
@@ -318,6 +321,7 @@ def test_workers_are_gone_soon_after_a_signal_ended_the_client(number: signal.Si
 def test_a_client_that_ends_with_work_in_flight_ends_its_workers(how: str, code: int) -> None:
     with client_program("holds_work.py", how) as (process, family):
         started = time.monotonic()
+        process.stdin.close()  # it waits for that: else it may have ended before its family is known
         assert process.wait(LIMIT) == code
         wait_until(all_gone(family), lambda: f"left: {[p for p in family if not is_gone(p)]}", 2 * SOON)
         assert time.monotonic() - started < 2 * SOON

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from knocks import without_knocks
 
 from monarch_rdma.errors import ConfigError
 
@@ -20,7 +21,7 @@ def output_of(program: Path, errors: str = "") -> str:
     done = subprocess.run(
         [sys.executable, str(program)], capture_output=True, text=True, timeout=100, check=False, cwd=program.parent
     )
-    assert done.returncode == 0 and re.fullmatch(errors, done.stderr), done.stderr
+    assert done.returncode == 0 and re.fullmatch(errors, without_knocks(done.stderr)), done.stderr
     return done.stdout
 
 

@@ -64,13 +64,21 @@ def test_each_line_says_whose_it_is(talkers: ActorMesh[Talker], shown: Shown) ->
 
 
 def test_identical_lines_of_many_are_one(talking: ProcMesh, talkers: ActorMesh[Talker], shown: Shown) -> None:
-    talking.logging_option(True, 5.0).get(timeout=LIMIT)
-    talkers.say.call("the same").get(timeout=LIMIT)
-    talkers.slice(g=0).say.call("another").get(timeout=LIMIT)
-    talkers.say.call("last").get(timeout=LIMIT)
-    talking.logging_option(True, None).get(timeout=LIMIT)  # shows what waits
-    shown("[3 similar] the same")
-    shown("[talking/0] another")
+    for window in (0.5, 3.0, 15.0):  # three lines may take longer to come, where others use the processors
+        talking.logging_option(True, window).get(timeout=LIMIT)
+        talkers.say.call(f"the same {window}").get(timeout=LIMIT)
+        talkers.slice(g=0).say.call(f"another {window}").get(timeout=LIMIT)
+        shown(f"[talking/0] another {window}")
+        if f"[3 similar] the same {window}" in shown.lines:
+            return
+    raise AssertionError(f"they are not folded: {shown.lines}")
+
+
+def test_another_option_shows_what_waits(talking: ProcMesh, talkers: ActorMesh[Talker], shown: Shown) -> None:
+    talking.logging_option(True, 600.0).get(timeout=LIMIT)
+    talkers.slice(g=0).say.call("before").get(timeout=LIMIT)
+    talking.logging_option(True, None).get(timeout=LIMIT)
+    shown("[talking/0] before")
 
 
 def test_what_is_written_below_python_arrives_too(talkers: ActorMesh[Talker], shown: Shown) -> None:
@@ -120,6 +128,6 @@ def test_a_terminal_that_takes_nothing_stalls_the_printing_alone(
     for number in range(3):
         talkers.say.call(f"more {number}").get(timeout=LIMIT)
         talkers.slice(g=0).say.call("and more").get(timeout=LIMIT)
-    talking.logging_option(True, 0.2).get(timeout=LIMIT)
+    talking.logging_option(True, None).get(timeout=LIMIT)
     terminal.may.set()
     wait_until(lambda: terminal.text.count("\n") == 3 + 3 * 4, lambda: f"only this is shown: {terminal.text}")

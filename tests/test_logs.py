@@ -79,9 +79,13 @@ class Screen:
         self.waiting: list[tuple[float, Callable[[], None]]] = []
         self.printer = LogPrinter(
             lambda stream, text: (self.out if stream == "stdout" else self.err).write(text),
-            after=lambda seconds, call: self.waiting.append((seconds, call)),
+            after=self._after,
             **options,
         )
+
+    def _after(self, seconds: float, call: Callable[[], None]) -> Callable[[], None]:
+        self.waiting.append((seconds, call))
+        return self.waiting.clear
 
     def window_ends(self) -> None:
         ((_, call),) = self.waiting
@@ -133,12 +137,13 @@ def test_each_window_starts_with_its_first_line() -> None:
     assert screen.out.getvalue() == "[a] x\n[b] x\n"
 
 
-def test_flush_prints_what_waits_and_a_late_window_prints_nothing_twice() -> None:
+def test_flush_prints_what_waits_and_ends_the_window() -> None:
     screen = Screen(window=1.0)
     screen.printer.add("a", "stdout", ["x"])
+    ((_, end_of_window),) = screen.waiting
     screen.printer.flush()
-    assert screen.out.getvalue() == "[a] x\n"
-    screen.window_ends()
+    assert (screen.out.getvalue(), screen.waiting) == ("[a] x\n", [])
+    end_of_window()  # it was about to end
     assert screen.out.getvalue() == "[a] x\n"
 
 

@@ -2,8 +2,8 @@
 
     python holds_work.py HOW
 
-Prints the pids of its workers, then "ready", and ends by HOW: wait (until somebody ends it), return, raise, exit,
-abort, or linger: it returns, and is "ready" while it waits for an actor to clean up.
+Prints the pids of its workers, then "ready", waits for a line, and ends by HOW: return, raise, exit, abort; or wait: at
+once, until somebody ends it; or linger: it returns, and is "ready" while it waits for an actor to clean up.
 """
 
 from __future__ import annotations
@@ -89,6 +89,8 @@ def main(how: str) -> None:
     if how == "linger":
         return this_proc().spawn("lingering", Lingering).there.call_one().get()
     print("ready", flush=True)
+    if how != "wait":
+        sys.stdin.readline()
     if how == "wait":
         futures[0].get()
     elif how == "raise":

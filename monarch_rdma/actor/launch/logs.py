@@ -53,10 +53,11 @@ def _text(line: bytes) -> str:
     return line.removesuffix(b"\r").decode("utf-8", "replace")
 
 
-def _after(seconds: float, call: Callable[[], None]) -> None:
+def _after(seconds: float, call: Callable[[], None]) -> Callable[[], None]:
     timer = threading.Timer(seconds, call)
     timer.daemon = True
     timer.start()
+    return timer.cancel
 
 
 class LogPrinter:
@@ -70,7 +71,7 @@ class LogPrinter:
         write: called with "stdout" or "stderr" and whole lines; must not wait.
         window: seconds, or None.
         prefix_with_rank: whether to say whose line it is.
-        after: calls a function after so many seconds; for tests.
+        after: calls a function after so many seconds, unless what it returns was called before; for tests.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class LogPrinter:
         window: float | None = None,
         prefix_with_rank: bool = True,
         *,
-        after: Callable[[float, Callable[[], None]], None] = _after,
+        after: Callable[[float, Callable[[], None]], Callable[[], None]] = _after,
     ) -> None:
         if window is not None and not window >= 0:
             raise ConfigError(f"window is {window!r}, but must be at least 0 seconds, or None")
@@ -89,6 +90,7 @@ class LogPrinter:
         self._after = after
         self._lock = threading.Lock()
         self._waiting: dict[tuple[str, str], list[str]] = {}  # (stream, line) -> who said it, in order of coming
+        self._call_off: Callable[[], None] = lambda: None  # the end of the window
 
     def add(self, who: str, stream: str, lines: Iterable[str]) -> None:
         """Takes lines of the process `who`; `stream` is "stdout" or "stderr"."""
@@ -102,7 +104,7 @@ class LogPrinter:
             if len(self._waiting) >= _MOST_WAITING:
                 self._write_waiting()
             elif was_empty and self._waiting:
-                self._after(self._window, self.flush)
+                self._call_off = self._after(self._window, self.flush)
 
     def flush(self) -> None:
         """Prints what waits."""
@@ -110,6 +112,7 @@ class LogPrinter:
             self._write_waiting()
 
     def _write_waiting(self) -> None:
+        self._call_off()
         waiting, self._waiting = self._waiting, {}
         self._write(
             [
