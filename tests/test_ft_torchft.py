@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from programs import Program
-from toy_training import Do, Watch, agreed, inject, plan
+from toy_training import Deed, Watch, agreed, inject, plan
 
 from monarch_rdma.actor import HostMesh
 from monarch_rdma.errors import ConfigError
@@ -35,8 +35,8 @@ class Enough(Exception):
 class UntilHealed(Watch):
     """Ends the training when these replicas have come back one after the other, and all have made two whole rounds."""
 
-    def __init__(self, at: dict[int, Do], *replicas: int) -> None:
-        super().__init__(at)
+    def __init__(self, at: dict[int, Deed], *replicas: int) -> None:
+        super().__init__(at, replicas=2)
         self._away = [*replicas]
         self._whole = 0
 

@@ -6,6 +6,7 @@ import os
 import time
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,22 +14,24 @@ import torch
 import torch.distributed as dist
 
 from monarch_rdma.actor.chaos import Injector
-from monarch_rdma.ft import Cohort, DiLoCo, Place, Report, Stepped, Training, TrainingPlan
+from monarch_rdma.ft import Cohort, Decided, DiLoCo, Place, Report, Synchronised, Training, TrainingPlan
 from monarch_rdma.supervision.chaos import Fault, Plan
 
-__all__ = ["Do", "Toy", "Watch", "agreed", "inject", "plan", "toy"]
+__all__ = ["Deed", "Toy", "Watch", "agreed", "inject", "plan", "toy"]
 
-Do = Callable[[], object]
+HURRY = "hurry"
 
 
 class Toy:
-    def __init__(self, place: Place, seconds: float) -> None:
-        self.place, self.seconds = place, seconds
+    def __init__(self, place: Place, seconds: float, hurry: Path) -> None:
+        """A step takes so many seconds, until file `hurry` is there."""
+        self.place, self.seconds, self.hurry = place, seconds, hurry
         self.model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(5000))])
         self.steps = 0
 
     def step(self) -> float:
-        time.sleep(self.seconds)
+        if not self.hurry.exists():
+            time.sleep(self.seconds)
         ranks = torch.ones(1)
         dist.all_reduce(ranks)
         assert ranks.item() == self.place.ranks
@@ -68,7 +71,7 @@ def toy(folder: Path, *, every: int = 10, seconds: float = 0.02) -> Callable[[Pl
     """A recipe. What is shared after each round is written to files in the folder, one for each process."""
 
     def recipe(place: Place, cohort: Cohort) -> Training:
-        trained = Toy(place, seconds)
+        trained = Toy(place, seconds, folder / HURRY)
         return Training(trained.step, Noted(trained, cohort, every, folder))
 
     return recipe
@@ -77,7 +80,7 @@ def toy(folder: Path, *, every: int = 10, seconds: float = 0.02) -> Callable[[Pl
 def agreed(folder: Path) -> dict[int, float]:
     """What was shared after each round; all trainers that took part must have had the same, bit by bit."""
     found: dict[int, set[str]] = defaultdict(set)
-    for path in folder.iterdir():
+    for path in folder.glob("*.*.*"):
         for line in path.read_text().splitlines():
             number, value = line.split()
             found[int(number)].add(value)
@@ -85,28 +88,55 @@ def agreed(folder: Path) -> dict[int, float]:
     return {number: float(min(values)) for number, values in sorted(found.items())}
 
 
-def inject(kind: str, target: str, **arguments: Any) -> Do:
-    def do() -> None:
-        injected = Injector(Plan(())).inject(Fault(kind, target=target, **arguments))
+@dataclass(frozen=True)
+class Deed:
+    """A fault. `ends`: the replica whose trainers or process it ends, if any."""
+
+    fault: Fault
+    ends: int | None
+
+    def do(self) -> None:
+        injected = Injector(Plan(())).inject(self.fault)
         assert not injected.problem, injected
 
-    return do
+
+def inject(kind: str, target: str, **arguments: Any) -> Deed:
+    """Of processes called trainers<replica>/<rank> and replica<replica>/0."""
+    ends = int(target.partition("/")[0][-1]) if kind in ("kill", "abort_group") else None
+    return Deed(Fault(kind, target=target, **arguments), ends)
 
 
 class Watch:
-    """Keeps what is reported, and does things when the training is so far: `at[rounds]`, once."""
+    """Keeps what is reported, and does things one after the other: `at[rounds]` after so many rounds at the earliest,
+    and when all replicas take part that were not given up, those that have come back among them. When that is so after
+    the last one, file HURRY is made in `folder`.
+    """
 
-    def __init__(self, at: dict[int, Do] | None = None) -> None:
+    def __init__(self, at: dict[int, Deed] | None = None, *, replicas: int = 3, folder: Path | None = None) -> None:
         self.reports: list[Report] = []
-        self._at = dict(at or {})
+        self._left, self._folder = sorted((at or {}).items()), folder
+        self._lives = dict.fromkeys(range(replicas), 0)  # in which each has taken part
+        self._ended = dict(self._lives)
 
     def __call__(self, report: Report) -> None:
         self.reports.append(report)
-        if isinstance(report, Stepped) and report.step == 2 and report.rounds in self._at:
-            self._at.pop(report.rounds)()
+        if isinstance(report, Decided) and report.what == "given up":
+            del self._lives[report.replica]
+        if not isinstance(report, Synchronised) or report.replica not in self._lives:
+            return
+        self._lives[report.replica] = report.life
+        if any(life <= self._ended[replica] for replica, life in self._lives.items()):
+            return
+        if self._left and report.rounds >= self._left[0][0]:
+            _, deed = self._left.pop(0)
+            if deed.ends is not None:
+                self._ended[deed.ends] = self._lives[deed.ends]
+            deed.do()
+        elif not self._left and self._folder is not None:
+            (self._folder / HURRY).touch()
 
     def of(self, kind: type[Report]) -> list[Any]:
-        assert not self._at, f"not done: {self._at}"
+        assert not self._left, f"not done: {self._left}"
         return [report for report in self.reports if isinstance(report, kind)]
 
 

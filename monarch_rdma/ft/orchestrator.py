@@ -225,7 +225,7 @@ def train(
     port, receiver = Channel[Any].open()
     keeper = this_host().spawn_procs(name="lighthouse", threads=1, env=plan.environment, preload=plan.imported)
     here = this_proc()
-    options = membership or MembershipOptions(join_window=0.5)
+    options = membership or MembershipOptions(maximum=plan.replicas, join_window=0.5)  # all there: nobody is waited for
     lighthouse: ActorMesh[Any] = (
         keeper.spawn("lighthouse", TorchFTLighthouse, options, plan.sync_timeout, plan.lighthouse)
         if plan.coordination == "torchft"
