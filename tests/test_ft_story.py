@@ -30,8 +30,8 @@ ROOT = Path(__file__).resolve().parent.parent
 WHOLE = ("-m", "examples.llama_diloco.story")
 ONLY_FAULTED = """
 import sys
-from examples.llama_diloco import story
-story.play = lambda setting: story.run(setting, setting.rounds, "with faults", setting.fault_every)
+from examples.llama_diloco import comparison, story
+comparison.play = lambda setting: comparison.run(setting, setting.rounds, "with faults", setting.fault_every)
 sys.exit(story.main())
 """  # not the run without faults before it, which has as many rounds
 FAULTED = ("-c", ONLY_FAULTED)
