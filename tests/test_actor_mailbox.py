@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import pickle
+import re
 import signal
 import threading
 from collections.abc import Callable, Iterator
@@ -287,9 +288,10 @@ def test_large_arguments_that_come_at_the_same_time_are_all_read(monkeypatch: py
     slow, size, admit, both = this_proc().spawn("slow", Slow), 1 << 21, ReadAhead.admit, threading.Barrier(2)
     slow.all.call_one().get(LIMIT)
 
-    def admit_together(ahead: ReadAhead, *frame: Any) -> None:
-        admit(ahead, *frame)
+    def admit_together(ahead: ReadAhead, *frame: Any) -> bool:
+        is_admitted = admit(ahead, *frame)
         both.wait(LIMIT)
+        return is_admitted
 
     monkeypatch.setattr(ReadAhead, "admit", admit_together)
     senders = [Sender(lambda _: slow.take.call_one(b"x" * size).get(LIMIT), 1) for _ in range(2)]
@@ -316,6 +318,66 @@ def test_large_arguments_beyond_the_budget_stay_with_their_sender(client: HostMe
     for sender in senders:
         sender.finish()
     assert slow.all.call_one().get(LIMIT) == [size] * 40
+    procs.stop().get(LIMIT)
+
+
+class Debtor(Slow):
+    """Owes another one more than fits into its mailbox, out of a handler that it does not leave."""
+
+    @endpoint
+    def owe(self, other: Any, size: int, count: int, started: Port[Any]) -> tuple[int, str]:
+        """How many were sent, and what kept it from more."""
+        hold(started)
+        for sent in range(count):
+            try:
+                other.take.broadcast(b"x" * size)
+            except ResourceExhausted as error:
+                return sent, str(error)
+        return count, ""
+
+
+def be_impatient() -> None:
+    from monarch_rdma.actor.runtime import mailbox
+
+    mailbox.PATIENCE = 0.5  # type: ignore[attr-defined]
+
+
+def test_two_that_owe_each_other_too_much_are_told_of_each_other(client: HostMesh) -> None:
+    size = 1 << 20
+    with config.configured(mailbox_bytes=size):
+        procs = client.spawn_procs({"n": 2}, bootstrap=be_impatient)
+    debtors, stages = procs.spawn("debtors", Debtor), [Stage(), Stage()]
+    calls = [
+        debtors.slice(n=rank).owe.call_one(debtors.slice(n=1 - rank), size, 3, stages[rank].port) for rank in (0, 1)
+    ]
+    for port in [stage.next() for stage in stages]:
+        port.send(None)
+    sent, told = zip(*[call.get(LIMIT) for call in calls], strict=True)
+    assert any(told), "they do not wait for each other"
+    for rank, said in enumerate(told):  # who is told first leaves its handler, which may be enough for the other one
+        if said:
+            assert re.match(
+                rf"take: actor debtors\[{1 - rank}\], which has been at owe for .* s, has no room for", said
+            )
+            assert re.search(r"bytes: \d+ wait there already \(option mailbox_bytes\).*wait for each other", said)
+    assert debtors.all.call().get(LIMIT).values() == [[size] * count for count in sent[::-1]]  # and nothing else
+    procs.stop().get(LIMIT)
+
+
+def test_a_timeout_of_its_own_has_a_large_call_wait_for_longer(client: HostMesh) -> None:
+    size = 1 << 20
+    with config.configured(mailbox_bytes=size):
+        procs = client.spawn_procs(bootstrap=be_impatient)
+    slow, stage = procs.spawn("slow", Slow), Stage()
+    slow.wait.broadcast(stage.port)
+    port = stage.next()
+    patient = Sender(lambda _: slow.take.options(timeout=LIMIT).call_one(b"x" * size), 3)
+    wait_until(lambda: patient.sent >= 1, "the first is not read ahead")
+    with pytest.raises(ResourceExhausted, match=r"slow.take: actor slow\[0\], which has been at wait for"):
+        slow.take.call_one(b"y" * size)
+    port.send(None)
+    patient.finish()
+    assert slow.all.call_one().get(LIMIT) == [size] * 3
     procs.stop().get(LIMIT)
 
 

@@ -330,6 +330,8 @@ class Endpoint(Generic[R]):
         if waiting is not None and timeout is not None:
             waiting.expire_at(deadline, timeout)
         flags = message.PORT if self._property.explicit_response_port else 0
+        if timeout is not None:
+            flags |= message.PATIENT
         if options.codec == "safe":
             flags |= message.SAFE
         if waiting is not None:

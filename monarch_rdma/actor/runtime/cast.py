@@ -63,7 +63,8 @@ def cast(
     try:
         is_large = outgoing.num_large and tree.saves_transfers(proc, [route.address for route in routes])
         if len(receivers) > fanout or is_large:
-            lost = _over_tree(proc, receivers, outgoing, waiting, deadline, patience, replace(call, fanout=fanout))
+            call = replace(call, fanout=fanout, flags=flags | message.PATIENT)
+            lost = _over_tree(proc, receivers, outgoing, waiting, deadline, patience, call)
         else:
             lost = _directly(proc, receivers, outgoing, waiting, deadline, patience, call)
     except BaseException:
@@ -154,9 +155,21 @@ def _directly(
             for _, route in unsent:
                 transmission.drop(route.address, 1)
         raise
-    if transmission is not None and not transmission.taken.wait(_seconds_to(patience)):
-        transmission.abandon()
+    if transmission is not None:
+        _await_taken(transmission, patience, waiting, call)
     return lost
+
+
+def _await_taken(transmission: Transmission, patience: float | None, waiting: Waiting | None, call: Cast) -> None:
+    if not transmission.taken.wait(_seconds_to(patience)):
+        transmission.abandon()
+    elif transmission.refusal:
+        what = call.method.decode() if waiting is None else waiting.what
+        raise ResourceExhausted(
+            f"{what}: {transmission.refusal}. Two actors that send each other that much wait for each other, unless "
+            "one of them leaves its handler; a timeout= of its own has a call wait for longer",
+            operation="call",
+        )
 
 
 def _over_tree(

@@ -36,14 +36,15 @@ class Fetcher:
         frame.fetched.set_result(None)
         self.tell_sender(frame, 0)
 
-    def give_up(self, frame: Frame, error: Exception) -> None:
-        """The buffers will not be read: ends frame.fetched with that, and tells the sender."""
+    def give_up(self, frame: Frame, error: Exception, *, is_full: bool = False) -> None:
+        """The buffers will not be read: ends frame.fetched with that, and tells the sender; `is_full`: why not, too."""
         assert frame.fetched is not None, "made by who queued it"
         frame.fetched.set_error(error)
-        self.tell_sender(frame, message.FAILED)
+        self.tell_sender(frame, *((message.FAILED | message.FULL, str(error)) if is_full else (message.FAILED,)))
 
-    def tell_sender(self, frame: Frame, flags: int) -> None:
+    def tell_sender(self, frame: Frame, flags: int, why: str = "") -> None:
         """Once, that its buffers are not needed any more."""
         if not frame.is_taken:
             frame.is_taken = True
-            self._proc.post_quietly(frame.address, message.pack(message.TAKEN, frame.origin, flags=flags))
+            head = message.pack(message.TAKEN, frame.origin, flags=flags)
+            self._proc.post_quietly(frame.address, head, why.encode())

@@ -74,7 +74,7 @@ class Instance:
     def __init__(self, proc: Proc, number: int) -> None:
         self._proc = proc
         self._number = number
-        self._mailbox = Mailbox(proc)
+        self._mailbox = Mailbox(proc, self._about)
         self._popped: Counter[str] = Counter()  # by process, since the last credit
         self._current: Frame | None = None
         self._since = 0.0  # when it began
@@ -208,6 +208,13 @@ class Instance:
             "age": now - self._since if current is not None else None,
             "concurrent": len(self._tasks),
         }
+
+    def _about(self) -> str:
+        """It, and what it works on."""
+        current, name = self._current, f"actor {self.name}[{self._rank.rank if self._rank is not None else 0}]"
+        if current is None:
+            return name
+        return f"{name}, which has been at {current.method.decode()} for {time.monotonic() - self._since:.3g} s,"
 
     @property
     def num_handled(self) -> int:

@@ -5,14 +5,18 @@ from __future__ import annotations
 import _thread
 import asyncio
 import contextlib
+import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING
 
+from ...errors import ResourceExhausted
 from ...rdma.messages import Stop
 from . import message
 from .message import Frame
 from .read_ahead import ReadAhead
+from .route import PATIENCE
 
 if TYPE_CHECKING:
     from .proc import Proc
@@ -28,8 +32,10 @@ class Mailbox:
     Large buffers are fetched while a frame waits; see read_ahead.py.
     """
 
-    def __init__(self, proc: Proc) -> None:
+    def __init__(self, proc: Proc, about: Callable[[], str]) -> None:
+        """`about`: whose it is, and what keeps it, for who is turned away."""
         self._proc = proc
+        self._about = about
         self._stop = Stop()
         self._urgent: deque[Frame] = deque()
         self._queue: deque[Frame] = deque()
@@ -44,7 +50,9 @@ class Mailbox:
 
     def put(self, frame: Frame) -> None:
         if frame.flags & message.LARGE:
-            self._ahead.admit(frame, self._leaves)
+            is_admitted = self._ahead.admit(frame, self._leaves)
+            if not is_admitted and not frame.flags & message.PATIENT:
+                self._proc.timers.at(time.monotonic() + PATIENCE, partial(self._turn_away, frame))
         (self._urgent if frame.kind == message.FAILURE else self._queue).append(frame)
         self.wake()
 
@@ -117,6 +125,14 @@ class Mailbox:
             if frame.reply == reply and frame.address == address:
                 return frame
         return None
+
+    def _turn_away(self, frame: Frame) -> None:
+        """A sender without a timeout of its own has waited for long enough: it may be whom the actor waits for."""
+        what = self._ahead.turn_away(frame)
+        if what is not None:
+            frame.is_cancelled = frame.is_answered = True
+            error = ResourceExhausted(f"{self._about()} has no room for {what}", peer=frame.address, operation="call")
+            self._proc.fetcher.give_up(frame, error, is_full=True)
 
     def _leaves(self, size: int) -> bool:
         """To the actor, if it has nothing else to do: this saves a hop."""

@@ -30,10 +30,12 @@ __all__ = [
     "ENDED",
     "FAILED",
     "FAILURE",
+    "FULL",
     "HOLD",
     "LARGE",
     "MANY",
     "NEW",
+    "PATIENT",
     "PORT",
     "PORTS",
     "SAFE",
@@ -65,8 +67,10 @@ MANY = 64  # SEND: answers of many actors together; see collect.py
 SAFE = 32  # CALL: the answer must not be a pickle
 PORT = 16  # CALL: the method answers through its first argument, a port
 PORTS = 128  # CALL, SEND: ports stand before the body; see holders.py
+FULL = 256  # TAKEN with FAILED: there was no room for them in time, as the body says, and the call will not be run
+PATIENT = 512  # CALL with LARGE: its sender waits for room however long that takes
 
-_HEADER = struct.Struct("<BBHHxxIQQQ")  # kind, flags, length of method and of extent, rank, target, reply, origin
+_HEADER = struct.Struct("<BxHHHIQQQ")  # kind, flags, length of method and of extent, rank, target, reply, origin
 
 
 def pack(

@@ -28,26 +28,41 @@ class ReadAhead:
         self._left: list[Frame] = []  # to who takes them
         self._lock = threading.RLock()  # a destructor of a future that waits at a port may come in between
 
-    def admit(self, frame: Frame, leave: Callable[[int], bool] = lambda size: False) -> None:
-        """A LARGE frame arrived: frame.fetched ends when its buffers are here. `leave`: whether to leave the fetching
-        of so many bytes to who takes the frame.
+    def admit(self, frame: Frame, leave: Callable[[int], bool] = lambda size: False) -> bool:
+        """A LARGE frame arrived: frame.fetched ends when its buffers are here. False where they stay with their sender
+        for now. `leave`: whether to leave the fetching of so many bytes to who takes the frame.
         """
         if frame.fetched is None:
             frame.fetched = Future.pending()
         try:
             size = frame.incoming.large_bytes
         except Exception as error:  # malformed, or nothing is left to look at it with
-            return self._fetcher.give_up(frame, error)
+            self._fetcher.give_up(frame, error)
+            return True
         with self._lock:
             if self._deferred or (self._held and self._held + size > self._budget):
                 self._deferred.append(frame)
-                return
+                return False
             self._held += size
             frame.held = size
             if leave(size):
                 self._left.append(frame)
-                return
+                return True
         self._fetcher.fetch(frame)
+        return True
+
+    def turn_away(self, frame: Frame) -> str | None:
+        """If it still waits for room, it does not any more: what there is no room for, in words; else None."""
+        with self._lock:
+            if frame not in self._deferred:
+                return None
+            self._deferred.remove(frame)
+            start: list[Frame] = []
+            self._admit_deferred(start)
+            held = self._held
+        for waiting in start:
+            self._fetcher.fetch(waiting)
+        return f"{frame.incoming.large_bytes} bytes: {held} wait there already (option mailbox_bytes)"
 
     def release(self, frame: Frame) -> None:
         """It waits no more: somebody takes it. Fetches what was left to this thread."""

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from ..future import Future
+from . import message
 from .message import Frame
 
 if TYPE_CHECKING:
@@ -24,6 +25,7 @@ class Transmission:
     def __init__(self, proc: Proc, outgoing: Outgoing, addresses: Sequence[str]) -> None:
         """`addresses`: the receiving processes, one entry for each message."""
         self.taken: Future[None] = Future.pending()
+        self.refusal = ""  # of a receiver that had no room for them
         self._proc = proc
         self._outgoing = outgoing
         self._left = Counter(addresses)
@@ -33,6 +35,8 @@ class Transmission:
             proc.expect(self.number, address)
 
     def on_frame(self, frame: Frame) -> None:
+        if frame.flags & message.FULL:
+            self.refusal = bytes(frame.body).decode("utf-8", "replace")
         self.drop(frame.address, 1)
 
     def on_lost(self, address: str, error: SupervisionError) -> None:
