@@ -19,7 +19,13 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def output_of(program: Path, errors: str = "") -> str:
     done = subprocess.run(
-        [sys.executable, str(program)], capture_output=True, text=True, timeout=100, check=False, cwd=program.parent
+        [sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=100,
+        check=False,
+        cwd=program.parent,
+        env={**os.environ, "MONARCH_RDMA_STUCK_TIMEOUT": "100"},  # an import of torch may take long here
     )
     assert done.returncode == 0 and re.fullmatch(errors, without_knocks(done.stderr)), done.stderr
     return done.stdout

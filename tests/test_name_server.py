@@ -66,6 +66,13 @@ def test_a_server_that_is_gone_is_an_error(server: NameServer, reader: Engine) -
         directory.put("w", 0, 1, b"")
 
 
+def test_one_that_lives_as_long_as_its_program_ends_quietly() -> None:
+    code = "from monarch_rdma.sharding import NameServer; server = NameServer(); print(server.address != '')"
+    for _ in range(2):
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout, done.stderr) == (0, "True\n", "")
+
+
 def test_strangers_are_refused(server: NameServer) -> None:
     with Engine(secret=Secret.generate()) as stranger:
         directory = NameDirectory(server.address, engine=stranger)

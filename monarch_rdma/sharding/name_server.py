@@ -53,7 +53,11 @@ class NameServer:
 
     def _serve(self) -> None:
         while not self._stop.is_set():
-            for kind, sender, data in self._inbox.take(None, self._stop):
+            try:
+                batch = self._inbox.take(None, self._stop)
+            except ConfigError:  # the engine was closed: the program ends
+                return
+            for kind, sender, data in batch:
                 if kind == 0:
                     self._take(sender, bytes(data))
 
