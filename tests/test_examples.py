@@ -19,13 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def output_of(program: Path, errors: str = "") -> str:
     done = subprocess.run(
-        [sys.executable, str(program)],
-        capture_output=True,
-        text=True,
-        timeout=100,
-        check=False,
-        cwd=program.parent,
-        env={**os.environ, "MONARCH_RDMA_STUCK_TIMEOUT": "100"},  # an import of torch may take long here
+        [sys.executable, str(program)], capture_output=True, text=True, timeout=100, check=False, cwd=program.parent
     )
     assert done.returncode == 0 and re.fullmatch(errors, without_knocks(done.stderr)), done.stderr
     return done.stdout
@@ -55,6 +49,12 @@ def test_the_readme_example_of_collectives(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert done.stdout.replace("\n", "") == "2.02.0"  # their ends of line may come together
+
+
+@pytest.fixture(autouse=True)
+def imports_take_their_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is at one for long is reported as stuck."""
+    monkeypatch.setenv("MONARCH_RDMA_STUCK_TIMEOUT", "100")
 
 
 EXAMPLES: list[tuple[str, list[str]]] = [
