@@ -170,3 +170,25 @@ def test_an_owner_that_is_killed(machines: tuple[Machine, Machine], lane: str) -
     assert outcome["wrong"] == []
     assert outcome["failures"] and all(text.startswith("PeerLost") for text in outcome["failures"])
     assert outcome["slowest"] < 10  # seconds of a round, of which the failure is a part
+
+
+@pytest.mark.skipif("verbs" not in LANES, reason="this version has no verbs lane")
+def test_collectives_between_machines(machines: tuple[Machine, Machine]) -> None:
+    """Each gives what it must, by cards alone. A member that is killed is named by the other, at once."""
+    members = []
+    for rank, machine in enumerate(machines):
+        options = {"secret": "/run/secret", "lanes": "verbs", "listen_host": f"10.9.0.{rank + 1}"}
+        told = f"{rank} {shlex.quote(json.dumps(options))}"
+        members.append(machine.start(f"{GUEST}/collective_member.py {told}"))
+    addresses = [json.loads(said(member, 0))["address"] for member in members]
+    for machine in machines:
+        (machine.results / "members.new").write_text(json.dumps(addresses))
+        (machine.results / "members.new").rename(machine.results / "members")
+    for member in members:
+        written = json.loads(said(member, 1))
+        assert written["verbs_write_bytes"] > 500_000 and not written.get("tcp_write_bytes")
+    members[0].signal("KILL")
+    failed = json.loads(said(members[1], 2))
+    assert (failed["error"], failed["rank"]) == ("PeerLost", 0) and "rank 0" in failed["text"], failed
+    assert failed["seconds"] < 10
+    members[1].wait(60).check()

@@ -145,7 +145,7 @@ class Machine:
         for rail, fd in enumerate(fds[2:]):
             line += f""" -netdev socket,id=rail{rail},fd={fd}
                 -device virtio-net-pci,id=card{rail},netdev=rail{rail},mac=52:54:00:00:0{rail}:0{number}"""
-        append = f"console=ttyS0 panic=-1 quiet mitigations=off {kernel_line}"
+        append = f"console=ttyS0 panic=-1 quiet mitigations=off tsc=reliable {kernel_line}"
         return [*shlex.split(line), "-append", append]
 
     def _ask_monitor(self, command: str, **arguments: object) -> None:

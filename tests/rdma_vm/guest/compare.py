@@ -1,8 +1,8 @@
-"""compare.py DEVICE ROUNDS: transport_bench beside perftest on one device of this machine, taking turns. Both poll all
-the time.
+"""compare.py DEVICE ROUNDS: transport_bench beside perftest on one device of this machine, and on both devices beside
+itself on one, taking turns. All poll all the time.
 
-Prints one JSON line: for each kind and size the figures of both, bytes per second or seconds, and the median of the
-rounds' ratios (ours to theirs).
+Prints one JSON line: for each kind and size the figures of both, bytes per second or seconds, the median of the rounds'
+ratios (ours to the other's), and the goal for it.
 
 A write is timed until its completion, as our operation ends with it: ib_write_bw with one in flight. ib_write_lat tells
 half a ping-pong of writes that are seen in memory, without the acknowledgement.
@@ -24,7 +24,7 @@ PERFTEST_SECONDS = 60.0  # until it has told a figure
 
 @dataclass(frozen=True)
 class Figure:
-    measure: str  # "latency" or "bandwidth"
+    measure: str  # "latency", "bandwidth" or "two rails"
     op: str
     size: int
     count: int  # operations of each side and round
@@ -32,6 +32,11 @@ class Figure:
 
     def __str__(self) -> str:
         return f"{self.measure} {self.op} {self.size}"
+
+    @property
+    def goal(self) -> float:
+        """Of the ratio: at most that of a latency, at least that of a bandwidth."""
+        return {"latency": 1.15, "bandwidth": 0.95, "two rails": 1.0}[self.measure]
 
 
 KiB, MiB = 1 << 10, 1 << 20
@@ -43,6 +48,7 @@ FIGURES = [
         for op in ("read", "write")
         for size, count, depth in ((64 * KiB, 400, 16), (MiB, 30, 8), (16 * MiB, 5, 2))
     ),
+    *(Figure("two rails", op, 16 * MiB, 5, 2) for op in ("read", "write")),
 ]
 
 
@@ -72,10 +78,11 @@ def theirs(figure: Figure, device: str, address: str) -> float:
         time.sleep(0.1)
 
 
-def ours(figure: Figure, device: str) -> float:
+def ours(figure: Figure, devices: str) -> float:
+    measure = "latency" if figure.measure == "latency" else "bandwidth"
     command = [
-        BENCH, "--local", "--lane", "verbs", "--devices", device, "--op", figure.op, "--sizes", str(figure.size),
-        "--measure", figure.measure, "--iters", str(figure.count), "--rounds", "1", "--depth", str(figure.depth),
+        BENCH, "--local", "--lane", "verbs", "--devices", devices, "--op", figure.op, "--sizes", str(figure.size),
+        "--measure", measure, "--iters", str(figure.count), "--rounds", "1", "--depth", str(figure.depth),
         "--spin", "1", "--json",
     ]  # fmt: skip
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
@@ -85,15 +92,22 @@ def ours(figure: Figure, device: str) -> float:
     return float(row["p50"] if figure.measure == "latency" else row["bytes_per_second"])
 
 
+def both(figure: Figure, device: str) -> tuple[float, float]:
+    """Ours, and what it is compared with."""
+    if figure.measure == "two rails":
+        return ours(figure, "rxe0,rxe1"), ours(figure, device)
+    return ours(figure, device), theirs(figure, device, f"10.9.{device[-1]}.{os.environ['RDMA_VM_NUMBER']}")
+
+
 def main(device: str, rounds: int) -> None:
-    address = f"10.9.{device[-1]}.{os.environ['RDMA_VM_NUMBER']}"
     out = {}
     for figure in FIGURES:
-        pairs = [(ours(figure, device), theirs(figure, device, address)) for _ in range(rounds)]
+        pairs = [both(figure, device) for _ in range(rounds)]
         out[str(figure)] = {
             "ours": statistics.median(a for a, _ in pairs),
-            "perftest": statistics.median(b for _, b in pairs),
+            "other": statistics.median(b for _, b in pairs),
             "ratio": statistics.median(a / b for a, b in pairs),
+            "goal": figure.goal,
         }
         print(figure, out[str(figure)], file=sys.stderr, flush=True)
     print(json.dumps(out), flush=True)
