@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <set>
 #include <sstream>
 #include <string_view>
 
@@ -31,16 +32,19 @@ int to_number(const std::string& text) {
 }
 
 // Of a list like "0-23,96-119".
-bool contains_core(const std::string& list, size_t core) {
+std::vector<size_t> cores_in(const std::string& list) {
+  std::vector<size_t> cores;
   std::istringstream parts(list);
   for (std::string part; std::getline(parts, part, ',');) {
     const size_t dash = part.find('-');
     const int first = to_number(part.substr(0, dash));
     const int last = dash == std::string::npos ? first : to_number(part.substr(dash + 1));
-    if (first >= 0 && core >= static_cast<size_t>(first) && core <= static_cast<size_t>(last)) return true;
+    for (int core = first; core >= 0 && core <= last; ++core) cores.push_back(static_cast<size_t>(core));
   }
-  return false;
+  return cores;
 }
+
+std::string list_of_cores(int node) { return "devices/system/node/node" + std::to_string(node) + "/cpulist"; }
 
 std::string real_path(const std::string& path) {
   char* found = ::realpath(path.c_str(), nullptr);
@@ -113,14 +117,22 @@ Place Topology::of_this_process() const {
   cpu_set_t cores;
   Place place;
   if (::sched_getaffinity(0, sizeof cores, &cores) != 0) return place;
-  for (const int node : nodes()) {
-    const std::string list = read("devices/system/node/node" + std::to_string(node) + "/cpulist");
-    bool all = true;
-    for (size_t core = 0; core < CPU_SETSIZE && all; ++core)
-      all = !CPU_ISSET(core, &cores) || contains_core(list, core);
-    if (all) place.numa = node;
-  }
+  const std::vector<int> node_of = nodes_by_core();
+  std::set<int> seen;
+  for (size_t core = 0; core < CPU_SETSIZE; ++core)
+    if (CPU_ISSET(core, &cores)) seen.insert(core < node_of.size() ? node_of[core] : -1);
+  if (seen.size() == 1) place.numa = *seen.begin();
   return place;
+}
+
+std::vector<int> Topology::nodes_by_core() const {
+  std::vector<int> out;
+  for (const int node : nodes())
+    for (const size_t core : cores_in(read(list_of_cores(node)))) {
+      if (core >= out.size()) out.resize(core + 1, -1);
+      out[core] = node;
+    }
+  return out;
 }
 
 Place Topology::of_memory(const void* page) const {

@@ -29,6 +29,7 @@ class Topology {
   Distance between(const Place& a, const Place& b) const;
 
   std::vector<int> nodes() const;
+  std::vector<int> nodes_by_core() const;  // -1 = not known
   const std::string& sysfs() const { return sysfs_; }
   std::string read(const std::string& file) const;  // without white space at its ends; "" where it can't be read
   std::vector<std::string> list(const std::string& folder) const;  // names in it, sorted

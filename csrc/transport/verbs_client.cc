@@ -28,7 +28,8 @@ VerbsClient::VerbsClient(LinkHost& host, std::shared_ptr<VerbsDomain> domain)
       loop_(host.loop()),
       domain_(std::move(domain)),
       hardware_limit_(hardware_limit(domain_->options().raw)),
-      rails_(domain_->rails().size()) {
+      rails_(domain_->rails().size()),
+      near_(domain_->near_rails().num_orders()) {
   for (RailState& rail : rails_) rail.slots.resize(domain_->options().raw.verbs_queue_pairs);
 }
 
@@ -63,7 +64,8 @@ bool VerbsClient::post_small(const OpRef& ref) {
     ~Inside() { count.fetch_sub(1); }
     std::atomic<uint32_t>& count;
   } inside(inside_);
-  Route* const route = route_.load();
+  Near& near = near_[domain_->near_rails().here()];
+  Route* const route = near.route.load();
   VerbsKeyCache::Found keys;
   if (route == nullptr || !key_cache_.find(op.remote->name, route->their_rail, &keys)) return false;
   const uint64_t offset = op.remote_view.offset();
@@ -90,6 +92,7 @@ bool VerbsClient::post_small(const OpRef& ref) {
     piece.addr = reinterpret_cast<uintptr_t>(work.staged);
     piece.lkey = work.staging->lkey();
   }
+  if (near.is_far.load(std::memory_order_relaxed)) near.used_far.store(true, std::memory_order_relaxed);
   op.lane = "verbs";
   op.chunks.store(1, std::memory_order_relaxed);
   op.rails.store(1, std::memory_order_relaxed);
@@ -120,6 +123,7 @@ void VerbsClient::watch_small() {
 // time than there is between two looks.
 void VerbsClient::look_at_deadlines() {
   if (closed_) return;
+  open_nearer();
   Time first = end_overdue();
   uint64_t posted = 0;
   for (const auto& [pair, connection] : by_pair_) posted += pair->num_posted();
@@ -341,7 +345,8 @@ bool VerbsClient::post_some(const VerbsTransferRef& transfer) {
 VerbsClient::Connection* VerbsClient::choose(const VerbsTransferRef& transfer) {
   const bool large = is_large(*transfer);
   Connection* best = nullptr;
-  for (size_t r = 0; r < rails_.size() && (large || best == nullptr); ++r) {
+  for (const size_t r : order_here()) {
+    if (!large && best != nullptr) break;
     if (!may_use(r) || !is_up(r)) continue;
     Connection* const here = idlest(r, large);
     // A small one goes out at once when there is room: it is not worth a registration before.

@@ -93,6 +93,12 @@ class VerbsClient : public QueuePair::Sink,
     VerbsCardRef card;
     uint32_t their_rail;
   };
+  // For each order of NearRails.
+  struct Near {
+    std::atomic<Route*> route{nullptr};
+    std::atomic<bool> is_far{false};    // there is a rail that is nearer
+    std::atomic<bool> used_far{false};  // it was taken all the same
+  };
 
   // Rails and queue pairs: verbs_client_pairs.cc
   void ask_rails();
@@ -120,8 +126,12 @@ class VerbsClient : public QueuePair::Sink,
   void resolve_small(Connection& connection, Work& work, const QueuePairFailure* cause);
   void set_timer(const ConnectionRef& connection, double seconds, const char* what);
   void cancel_timer(Connection& connection);
-  void choose_route();
+  void choose_routes();
+  Route* route_by(const Connection& connection);
+  void clear_routes();
   void drop_old_routes();
+  void open_nearer();
+  const std::vector<size_t>& order_here() const;
   bool may_use(size_t rail) const;
   bool has_other_lanes(const Op& op) const;
   bool worth_waiting(const VerbsTransfer& transfer) const;
@@ -195,11 +205,11 @@ class VerbsClient : public QueuePair::Sink,
   uint64_t posted_at_last_look_ = 0;
   uint64_t ghosts_ = 0;                         // writes that may still be on their way
   uint32_t closing_ = 0;                        // connections that are
-  std::vector<std::unique_ptr<Route>> routes_;  // the one in use, and those that threads may still hold
+  std::vector<std::unique_ptr<Route>> routes_;  // those in use, and those that threads may still hold
 
   // For any thread.
-  std::atomic<Route*> route_{nullptr};
-  std::atomic<uint32_t> inside_{0};  // threads that may hold the route
+  std::vector<Near> near_;
+  std::atomic<uint32_t> inside_{0};  // threads that may hold a route
   VerbsKeyCache key_cache_;
   std::atomic<bool> reaches_nothing_{false};  // as far as is known
   std::atomic<bool> waits_for_room_{false};   // operations wait for requests to end

@@ -101,7 +101,7 @@ bool VerbsClient::may_use(size_t rail) const {
 // What an operation needs: for a small one the first rail that is fit, for a large one all.
 void VerbsClient::open_some(bool large) {
   if (!have_rails_ || closed_) return;
-  for (size_t r = 0; r < rails_.size(); ++r) {
+  for (const size_t r : order_here()) {
     RailState& rail = rails_[r];
     if (!may_use(r) || Clock::now() < rail.retry_at) continue;
     if (!rail.slots[0]) open(r, 0);
@@ -276,7 +276,8 @@ void VerbsClient::up(const ConnectionRef& connection) {
     std::lock_guard guard(poll_lock_);
     polled_.push_back(connection->pair);
   }
-  choose_route();
+  clear_routes();  // it may be nearer than what was taken before
+  choose_routes();
   if (!large_.empty()) open_some(true);
 }
 
@@ -293,28 +294,63 @@ void VerbsClient::cancel_timer(Connection& connection) {
   if (std::exchange(connection.has_timer, false)) loop_.cancel_on_loop(connection.timer);
 }
 
-// The first rail that is fit.
-void VerbsClient::choose_route() {
-  if (closed_ || is_blocked() || route_.load() != nullptr) return;
-  for (size_t r = 0; r < rails_.size(); ++r) {
-    if (!may_use(r)) continue;
-    for (const auto& connection : rails_[r].slots) {
-      if (!connection || connection->state != Connection::up) continue;
-      auto known = std::find_if(routes_.begin(), routes_.end(),
-                                [&](const auto& each) { return each->pair == connection->pair; });
-      if (known == routes_.end())
-        known = routes_.insert(known, std::make_unique<Route>(Route{connection->pair, connection->card,
-                                                                    static_cast<uint32_t>(rails_[r].path.theirs)}));
-      route_.store(known->get());
-      return;
+const std::vector<size_t>& VerbsClient::order_here() const {
+  const NearRails& near = domain_->near_rails();
+  return near.order(near.here());
+}
+
+// For each place the nearest rail that is fit.
+void VerbsClient::choose_routes() {
+  if (closed_ || is_blocked()) return;
+  for (size_t place = 0; place < near_.size(); ++place) {
+    if (near_[place].route.load() != nullptr) continue;
+    bool is_far = false;
+    for (const size_t r : domain_->near_rails().order(place)) {
+      if (!rails_[r].reaches) continue;
+      const auto& slots = rails_[r].slots;
+      const auto found = std::find_if(slots.begin(), slots.end(),
+                                      [](const auto& each) { return each && each->state == Connection::up; });
+      if (!may_use(r) || found == slots.end()) {
+        is_far = true;
+        continue;
+      }
+      near_[place].is_far.store(is_far);
+      near_[place].route.store(route_by(**found));
+      break;
     }
   }
 }
 
-// Who comes now finds the one in use, so who may hold another is inside.
+VerbsClient::Route* VerbsClient::route_by(const Connection& connection) {
+  const auto known =
+      std::find_if(routes_.begin(), routes_.end(), [&](const auto& each) { return each->pair == connection.pair; });
+  if (known != routes_.end()) return known->get();
+  const auto theirs = static_cast<uint32_t>(rails_[connection.rail].path.theirs);
+  return routes_.emplace_back(std::make_unique<Route>(Route{connection.pair, connection.card, theirs})).get();
+}
+
+void VerbsClient::clear_routes() {
+  for (Near& near : near_) near.route.store(nullptr);
+}
+
+// Small operations that went a longer way than they need: the rail that is nearest to them is connected meanwhile.
+void VerbsClient::open_nearer() {
+  for (size_t place = 0; place < near_.size(); ++place) {
+    if (!near_[place].used_far.exchange(false)) continue;
+    const auto& order = domain_->near_rails().order(place);
+    const auto nearest = std::find_if(order.begin(), order.end(), [this](size_t r) { return may_use(r); });
+    if (nearest != order.end() && !rails_[*nearest].slots[0] && Clock::now() >= rails_[*nearest].retry_at)
+      open(*nearest, 0);
+  }
+}
+
+// Who comes now finds one in use, so who may hold another is inside.
 void VerbsClient::drop_old_routes() {
   if (inside_.load() == 0) {
-    std::erase_if(routes_, [this](const auto& route) { return route.get() != route_.load(); });
+    std::erase_if(routes_, [this](const auto& route) {
+      return std::none_of(near_.begin(), near_.end(),
+                          [&](const Near& near) { return near.route.load() == route.get(); });
+    });
   } else {
     loop_.at_on_loop(after(kSoon), [weak = weak_from_this()] {
       if (const auto self = weak.lock()) self->drop_old_routes();
@@ -343,7 +379,7 @@ void VerbsClient::lose(const ConnectionRef& connection, Status why, bool blame_r
   RailState& rail = rails_[connection->rail];
   if (rail.slots[connection->slot] == connection) rail.slots[connection->slot].reset();
   if (!is_up(connection->rail)) rail.card.reset();
-  route_.store(nullptr);
+  clear_routes();
   ++closing_;
   if (was_up) {
     host_.count("verbs_pairs_lost", 1);
@@ -467,7 +503,7 @@ void VerbsClient::bury(const ConnectionRef& connection, bool quiet) {
     host_.send_on_loop(kVerbsFence, Writer().put(connection->number).take());
   }
   if (closed_) return;
-  choose_route();
+  choose_routes();
   drop_old_routes();
   if (!small_.empty() || !large_.empty()) open_some(!large_.empty());
   pump();
@@ -478,7 +514,7 @@ void VerbsClient::on_fenced(uint64_t number) {
   if (found == connections_.end() || found->second->state != Connection::fencing) return;
   ghosts_ -= found->second->ghosts;
   connections_.erase(found);
-  choose_route();
+  choose_routes();
   pump();
 }
 
@@ -534,8 +570,8 @@ void VerbsClient::on_port(size_t rail, bool up) {
     RailState& state = self->rails_[rail];
     state.down = !up;
     if (up) state.retry_at = {};
-    self->route_.store(nullptr);
-    self->choose_route();
+    self->clear_routes();
+    self->choose_routes();
     if (up && state.failures > 0 && !state.slots[0]) self->open(rail, 0);
     self->pump();
   });
@@ -571,7 +607,7 @@ void VerbsClient::on_pair_event(uint32_t queue_pair, const char* what) {
 void VerbsClient::close(const Status& why) {
   if (std::exchange(closed_, true)) return;
   closed_why_ = why;
-  route_.store(nullptr);
+  clear_routes();
   std::vector<ConnectionRef> open;
   for (const auto& [number, connection] : connections_) open.push_back(connection);
   for (const auto& connection : open) lose(connection, why, false);

@@ -46,8 +46,9 @@ VerbsDomain::VerbsDomain(const Verbs& verbs, const Options& options)
       pid_(this_pid()),
       workers_(std::make_shared<Workers>("mr_verbs", kMaxThreads)) {}
 
-std::shared_ptr<VerbsDomain> VerbsDomain::open(const Verbs& verbs, const Options& options, std::string* why) {
-  const RailChoice choice = choose_rails(verbs, options);
+std::shared_ptr<VerbsDomain> VerbsDomain::open(const Verbs& verbs, const Options& options, std::string* why,
+                                               const Topology& topology) {
+  const RailChoice choice = choose_rails(verbs, options, topology);
   if (!choice.status.ok()) throw Error(choice.status);
   auto domain = std::shared_ptr<VerbsDomain>(new VerbsDomain(verbs, options));
   *why = choice.why_none();
@@ -70,6 +71,9 @@ std::shared_ptr<VerbsDomain> VerbsDomain::open(const Verbs& verbs, const Options
       *why = error.what();
     }
   }
+  std::vector<Place> places;
+  for (const Rail& rail : domain->rails_) places.push_back(rail.place);
+  domain->near_rails_ = std::make_unique<const NearRails>(places, topology);
   domain->is_open_ = true;
   if (!domain->rails_.empty()) return domain;
   domain->close();

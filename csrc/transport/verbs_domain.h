@@ -12,6 +12,7 @@
 
 #include "../base/published.h"
 #include "lanes.h"
+#include "near_rails.h"
 #include "options.h"
 #include "rails.h"
 #include "verbs_memory.h"
@@ -76,12 +77,14 @@ class VerbsListener {
 class VerbsDomain : public MemoryKeeper, public std::enable_shared_from_this<VerbsDomain> {
  public:
   // Null where this host has nothing to offer, and then *why tells; throws where an option can't be honoured.
-  static std::shared_ptr<VerbsDomain> open(const Verbs& verbs, const Options& options, std::string* why);
+  static std::shared_ptr<VerbsDomain> open(const Verbs& verbs, const Options& options, std::string* why,
+                                           const Topology& topology = Topology());
   // Ends its threads and closes its cards, after what has been begun. Where the kernel holds a call that returns after
   // a few seconds, and the rest is done when the kernel lets go.
   void close();
 
   const std::vector<VerbsRail>& rails() const { return rails_; }
+  const NearRails& near_rails() const { return *near_rails_; }
   const Options& options() const { return options_; }
   // The card of a rail; where it was lost, the device of that name as it is now. May take long. Throws MR_CONFIG while
   // there is none.
@@ -115,8 +118,9 @@ class VerbsDomain : public MemoryKeeper, public std::enable_shared_from_this<Ver
   const int pid_;
   const std::shared_ptr<Workers> workers_;
   KeptRanges kept_;
-  std::vector<std::shared_ptr<CardPlace>> places_;  // these two stay as they are from is_open_ on
+  std::vector<std::shared_ptr<CardPlace>> places_;  // these three stay as they are from is_open_ on
   std::vector<VerbsRail> rails_;
+  std::unique_ptr<const NearRails> near_rails_;
   std::atomic<bool> is_open_{false};
   std::atomic<uint32_t> num_pairs_{0};
   std::mutex lock_;

@@ -20,7 +20,7 @@ class VerbsSide {
   using Change = std::function<void(mr_options&)>;
 
   VerbsSide(const std::string& name, const std::string& devices, const std::string& lanes, const Change& change,
-            const Verbs& verbs = FakeFabric::verbs()) {
+            const Verbs& verbs = FakeFabric::verbs(), const Topology& topology = Topology()) {
     mr_options raw = Options::defaults();
     raw.name = name.c_str();
     raw.secret = job_secret().data();
@@ -33,7 +33,7 @@ class VerbsSide {
     if (lanes.find("verbs") != std::string::npos) options.lanes.push_back("verbs");
     if (lanes.find("tcp") != std::string::npos) options.lanes.push_back("tcp");
     std::string why;
-    domain = VerbsDomain::open(verbs, options, &why);
+    domain = VerbsDomain::open(verbs, options, &why, topology);
     if (!domain) throw std::runtime_error("no rails: " + why);
     node = Node::create(options, {{"verbs", kVerbsAsk, MR_LANE_VERBS,
                                    [domain = domain](LinkHost& host) { return make_verbs(host, domain); }},
@@ -108,14 +108,14 @@ class VerbsSide {
 struct VerbsPair {
   explicit VerbsPair(const VerbsSide::Change& change = nullptr, const std::string& lanes = "verbs", bool rails = false,
                      const std::function<void(FakeFabric&)>& prepare = nullptr, bool immediate = false,
-                     const Verbs& verbs = FakeFabric::verbs())
+                     const Verbs& verbs = FakeFabric::verbs(), const Topology& topology = Topology())
       : fabric(immediate) {
     for (const char* side : {"own", "use"})
       for (uint8_t i = 0; i < 2; ++i)
         fabric.add_card(side + std::to_string(i), static_cast<uint8_t>(i + 10 * (*side == 'u')));
     if (prepare) prepare(fabric);
     owner = std::make_unique<VerbsSide>("owner", rails ? "own0,own1" : "own0", lanes, change);
-    user = std::make_unique<VerbsSide>("user", rails ? "use0,use1" : "use0", lanes, change, verbs);
+    user = std::make_unique<VerbsSide>("user", rails ? "use0,use1" : "use0", lanes, change, verbs, topology);
   }
   ~VerbsPair() { end(); }
   // Of what the lane opened nothing is left. The kernel may have held calls until now.

@@ -117,21 +117,25 @@ def test_a_notification_comes_after_its_bytes(owner: Child, reader: Engine) -> N
         assert owner.run("result = buffer.next_notification(30), set(data)") == (number, {number + 1})
 
 
-def test_additions_of_several_processes_are_all_counted(owner: Child, child_process: Maker) -> None:
-    blob = owner.run(OWN, size=8, access="rw")
-    adders = [child_process(name=f"adder{i}", lanes="verbs") for i in range(2)]
-    for adder in adders:
-        adder.start(
-            """
-            counter, old, seen = RDMABuffer.from_bytes(blob, engine=engine), bytearray(8), set()
-            for _ in range(50):
-                rdma.RDMAAction().fetch_add(counter, memoryview(old), 3).submit().get(60)
-                seen.add(int.from_bytes(old, "little"))
-            result = seen
-            """,
-            blob=blob,
-        )
-    seen = [adder.finish() for adder in adders]
+def test_additions_of_several_processes_are_all_counted(owner: Child, reader: Engine, child_process: Maker) -> None:
+    counter = publish(owner, reader, 8)
+    adder = child_process(name="adder", lanes="verbs")
+    adder.start(
+        """
+        counter, old, seen = RDMABuffer.from_bytes(blob, engine=engine), bytearray(8), set()
+        for _ in range(50):
+            rdma.RDMAAction().fetch_add(counter, memoryview(old), 3).submit().get(60)
+            seen.add(int.from_bytes(old, "little"))
+        result = seen
+        """,
+        blob=counter.to_bytes(),
+    )
+    seen: list[set[int]] = [set()]
+    for _ in range(50):
+        old = bytearray(8)
+        RDMAAction().fetch_add(counter, memoryview(old), 3).submit().get(60)
+        seen[0].add(int.from_bytes(old, "little"))
+    seen.append(adder.finish())
     start = int.from_bytes(pattern(8), "little")
     assert seen[0] | seen[1] == {start + 3 * i for i in range(100)}
     assert owner.run("result = int.from_bytes(data, 'little')") == start + 300
@@ -245,13 +249,13 @@ def test_nothing_is_left_of_engines(owner: Child, secret: Secret, child_process:
         until(lambda: queue_pairs(user.pid) <= before)  # a slow kernel may outlast close(), which is bounded
         descriptors.add(user.run("import os; result = len(os.listdir('/proc/self/fd'))"))
     assert len(descriptors) == 1
-    short_lived = child_process(name="short-lived", lanes="verbs")
+    user.run("tcp, engine = engine, Engine(secret=secret, name='short-lived', lanes='verbs')")  # as an owner
     before = queue_pairs()
     with Engine(secret=secret, name="reader", lanes="verbs") as engine:
-        publish(short_lived, engine, MiB).read_into(bytearray(MiB)).get(60)
-        assert queue_pairs(short_lived.pid) - before
-    short_lived.run("engine.close()")
-    until(lambda: queue_pairs(short_lived.pid) <= before)
+        publish(user, engine, MiB).read_into(bytearray(MiB)).get(60)
+        assert queue_pairs(user.pid) - before
+    user.run("engine.close(); engine = tcp")
+    until(lambda: queue_pairs(user.pid) <= before)
 
 
 def test_memory_that_may_not_be_locked(owner: Child, child_process: Maker) -> None:
