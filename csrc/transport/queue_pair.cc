@@ -441,8 +441,8 @@ bool QueuePair::look_in() {
 void QueuePair::help(const mr_op& op, Time until) {
   if (until == Time::min()) return;
   helpers_.fetch_add(1);
-  // A look at the clock costs as much as several at the queue. A pause would too: in a virtual machine it can be an exit
-  // to the host, of microseconds.
+  // A look at the clock costs as much as several at the queue. A pause would too: in a virtual machine it can be an
+  // exit to the host, of microseconds.
   for (Time limit = Time::max();;) {
     for (int i = 0; i < kLooksPerClock && !op.done(); ++i) drain(false);
     if (op.done() || is_broken()) break;

@@ -1,7 +1,6 @@
 // The fake fabric in the place of libibverbs.so.1, so that whole programs run on it: the processes that are started
 // with its folder first in LD_LIBRARY_PATH, and the same FAKE_VERBS_FABRIC, reach each other's memory through two
-// cards. Calls named in FAKE_VERBS_HOLD ("destroy_qp,dereg_mr") never return. With FAKE_VERBS_IMMEDIATE a request is done
-// when it is posted, so that instructions can be counted.
+// cards. Calls named in FAKE_VERBS_HOLD ("destroy_qp,dereg_mr") never return.
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -19,7 +18,7 @@ using mr::test::FakeWire;
 
 const mr::Verbs& verbs() {
   static const mr::Verbs& table = [&]() -> const mr::Verbs& {
-    auto* const fabric = new FakeFabric(std::getenv("FAKE_VERBS_IMMEDIATE") != nullptr);  // used until the process ends
+    auto* const fabric = new FakeFabric();  // threads use it until the process ends
     for (uint8_t i = 0; i < 2; ++i) fabric->add_card("fake" + std::to_string(i), i);
     if (const char* names = std::getenv("FAKE_VERBS_HOLD"); names != nullptr)
       for (const std::string& name : mr::split_list(names)) fabric->gates().hold(name);
