@@ -57,7 +57,7 @@ void consume(int fd) {
 
 }  // namespace
 
-Loop::Loop(std::string thread_name) : name_(std::move(thread_name)), pid_(this_pid()) {
+Loop::Loop(std::string thread_name, const Task& first) : name_(std::move(thread_name)), pid_(this_pid()) {
   epoll_ = Fd(::epoll_create1(EPOLL_CLOEXEC));
   if (!epoll_.valid()) throw Error(MR_RESOURCE_EXHAUSTED, "can't make an epoll descriptor (raise `ulimit -n`)", errno);
   wake_ = make_eventfd();
@@ -68,7 +68,8 @@ Loop::Loop(std::string thread_name) : name_(std::move(thread_name)), pid_(this_p
     if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
       throw Error(MR_RESOURCE_EXHAUSTED, "can't watch the loop's own descriptors", errno);
   }
-  thread_ = start_without_signals([this] { thread_main(); });
+  thread_ = start_without_signals([this, &first] { thread_main(&first); });
+  began_.wait(false);
 }
 
 Loop::~Loop() { stop(); }
@@ -216,8 +217,11 @@ void Loop::barrier() {
   flush();
 }
 
-void Loop::thread_main() {
+void Loop::thread_main(const Task* first) {
   ::pthread_setname_np(::pthread_self(), name_.substr(0, 15).c_str());
+  if (*first) (*first)();
+  began_.store(true);
+  began_.notify_one();
   epoll_event events[kBatch];
   while (true) {
     const int count = ::epoll_wait(epoll_.get(), events, kBatch, -1);

@@ -43,7 +43,8 @@ class Loop {
   };
   using TimerId = std::pair<Time, uint64_t>;
 
-  explicit Loop(std::string thread_name);
+  // `first` is run by the loop's thread, which lives until stop(), before this returns.
+  explicit Loop(std::string thread_name, const Task& first = {});
   ~Loop();
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
@@ -112,7 +113,7 @@ class Loop {
   bool claim_lead(bool background);
   void pass_on_to_leader();
   void take_note();
-  void thread_main();
+  void thread_main(const Task* first);
   void round(const epoll_event* events, int count);
   void rearm_on_loop(int fd, const Watch& watch);
   void dispatch_on_loop(const epoll_event* events, int count);
@@ -145,6 +146,7 @@ class Loop {
   std::atomic<std::thread::id> leader_{};
   std::atomic<bool> passed_on_{false};  // a wake-up for the leader; the loop thread waits until it has taken note
   std::atomic<uint64_t> wakeups_{0};
+  std::atomic<bool> began_{false};
   std::unique_ptr<std::thread> thread_;
 };
 

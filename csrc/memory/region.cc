@@ -167,8 +167,11 @@ RemoteRegion RemoteRegion::decode(ByteView bytes) {
 
 RegionTable::RegionTable()
     : next_id_(random_u64() >> 16),
-      board_fd_(make_memfd("monarch_rdma board", kBoardSlots * sizeof(BoardSlot))),
-      board_(std::make_unique<Mapping>(board_fd_.get(), kBoardSlots * sizeof(BoardSlot), true)) {}
+      board_fd_(make_memfd("monarch_rdma board", kBoardBytes)),
+      board_(std::make_unique<Mapping>(board_fd_.get(), kBoardBytes, true)),
+      life_(&slot(kBoardSlots)) {
+  static_assert(LifeSign::kBytes == sizeof(BoardSlot));
+}
 
 void RegionTable::close() {
   std::lock_guard guard(lock_);
@@ -214,6 +217,30 @@ std::shared_ptr<SharedMemory> RegionTable::shared_at_locked(const void* address,
   return offset <= whole && size <= whole - offset ? found->second : nullptr;
 }
 
+uint32_t RegionTable::take_slot_locked() {
+  if (!board_) throw Error(MR_CONFIG, "the engine is closed");
+  if (free_slots_.empty() && next_slot_ == kBoardSlots)
+    throw Error(MR_RESOURCE_EXHAUSTED, std::to_string(kBoardSlots) + " regions are in use; drop some first");
+  if (free_slots_.empty()) return next_slot_++;
+  const uint32_t index = free_slots_.back();
+  free_slots_.pop_back();
+  return index;
+}
+
+uint32_t RegionTable::write_line(uint64_t word) {
+  std::lock_guard guard(lock_);
+  const uint32_t index = take_slot_locked();
+  slot(index).live_id.store(word);
+  return index;
+}
+
+void RegionTable::wipe_line(uint32_t index) {
+  std::lock_guard guard(lock_);
+  if (!board_) return;
+  slot(index).live_id.store(0);
+  free_slots_.push_back(index);
+}
+
 RegionRef RegionTable::create(void* base, uint64_t size, uint32_t access, int device) {
   if (access == 0 || (access & ~(MR_READ | MR_WRITE)) != 0)
     throw Error(MR_CONFIG, "access " + std::to_string(access) + " is not read, write or both");
@@ -222,16 +249,7 @@ RegionRef RegionTable::create(void* base, uint64_t size, uint32_t access, int de
   if (size > std::numeric_limits<uintptr_t>::max() - reinterpret_cast<uintptr_t>(base))
     throw Error(MR_REGISTRATION, "a range of " + std::to_string(size) + " bytes that leaves the address space");
   std::lock_guard guard(lock_);
-  if (!board_) throw Error(MR_CONFIG, "the engine is closed");
-  if (free_slots_.empty() && next_slot_ == kBoardSlots)
-    throw Error(MR_RESOURCE_EXHAUSTED, std::to_string(kBoardSlots) + " regions are in use; drop some first");
-  uint32_t index;
-  if (free_slots_.empty()) {
-    index = next_slot_++;
-  } else {
-    index = free_slots_.back();
-    free_slots_.pop_back();
-  }
+  const uint32_t index = take_slot_locked();
   auto shared = shared_at_locked(base, size);
   const uint64_t shared_offset = shared ? static_cast<uint8_t*>(base) - shared->mapping.address() : 0;
   if (shared) ++shared->num_regions;

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "../base/fd.h"
+#include "../base/life_sign.h"
 #include "../base/wire.h"
 #include "view.h"
 
@@ -62,6 +63,7 @@ struct alignas(64) LedgerEntry {
 constexpr uint32_t kLedgerEntries = 64;
 
 constexpr uint32_t kBoardSlots = 1u << 20;
+constexpr uint64_t kBoardBytes = (kBoardSlots + 1) * sizeof(BoardSlot);  // the last line is the process's LifeSign
 
 // Memory from mr_shared_alloc.
 struct SharedMemory {
@@ -184,10 +186,17 @@ class RegionTable {
   void release(const RegionRef& region);  // after the last access: gives back the slot and the shared memory
 
   int board_fd() const { return board_fd_.get(); }
+  LifeSign& life() { return life_; }
+  uint64_t life_offset() const { return kBoardSlots * sizeof(BoardSlot) + life_.offset(); }  // on the board
+  // A line of the board that shows `word` to those who map it, until it is wiped; nothing else is in it.
+  uint32_t write_line(uint64_t word);
+  void wipe_line(uint32_t index);
+  const BoardSlot* line(uint32_t index) { return &slot(index); }
   uint64_t count();
 
  private:
   std::shared_ptr<SharedMemory> shared_at_locked(const void* address, uint64_t size);
+  uint32_t take_slot_locked();
   BoardSlot& slot(uint32_t index) { return reinterpret_cast<BoardSlot*>(board_->address())[index]; }
 
   std::mutex lock_;
@@ -198,6 +207,7 @@ class RegionTable {
   uint64_t next_id_, next_shared_id_ = 1;
   Fd board_fd_;
   std::unique_ptr<Mapping> board_;
+  LifeSign life_;
 };
 
 }  // namespace mr

@@ -110,12 +110,19 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
   bool done() const { return (state_.load(std::memory_order_acquire) & kDone) != 0; }
   bool wait(double timeout);                            // negative: for ever
   const mr::Status& status() const { return status_; }  // of a done operation
-  double seconds() const { return std::chrono::duration<double>(finished_ - submitted).count(); }
+  std::chrono::nanoseconds took() const { return finished_ - submitted; }
+  double seconds() const { return std::chrono::duration<double>(took()).count(); }
   bool attach(std::shared_ptr<mr_completions> queue, uint64_t tag);
   // Whether it has ended, and nobody but its caller holds it.
   bool is_let_go() const { return done() && held.use_count() == 1; }
   // Of such a one: ready to be submitted once more, as it was described.
   void rearm(mr::Time now, mr::Time until);
+  // Holds nobody any more.
+  void forget() {
+    remote.reset();
+    loop.reset();
+    peer.reset();
+  }
 
   // The caller's reference (mr_op_release gives it back).
   std::shared_ptr<mr_op> held;

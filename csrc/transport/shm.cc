@@ -3,8 +3,9 @@
 //
 // How the two sides get to know each other, each for its own operations, by kShmOffer frames:
 //   reader -> owner  ledger: where the reader will write down what it touches
-//   owner -> reader  board: which regions live, and the word that proves the owner's process. It comes after the owner
-//                    has mapped the ledger, so no access is without an entry that the owner can see.
+//   owner -> reader  board: which regions live, and where on it the signs are that the owner's process lives and keeps
+//                    the link. It comes after the owner has mapped the ledger, so no access is without an entry that
+//                    the owner can see.
 //   owner -> reader  refused, with the reason, instead
 #include <fcntl.h>
 
@@ -12,7 +13,6 @@
 #include <optional>
 
 #include "bulk_copy.h"
-#include "process_life.h"
 #include "shm_board.h"
 #include "shm_mappings.h"
 #include "shm_process.h"
@@ -24,9 +24,6 @@ namespace {
 // What the caller's thread does at once: at most about 100 us; handing it to another thread costs 10 to 20.
 constexpr uint64_t kInline = 1u << 20;
 constexpr size_t kMaxReason = 1024;
-// Memory of a process that was killed can be read as long as it is mapped here. Before each piece from this size on it
-// is asked whether it lives, which costs a microsecond: the loop, which notices too, may have to wait for a processor.
-constexpr uint64_t kAskLife = 64u << 10;
 
 enum class Offer : uint8_t { ledger = 1, board = 2, refused = 3 };
 
@@ -85,7 +82,7 @@ class ShmLink final : public Link, public std::enable_shared_from_this<ShmLink> 
   const std::shared_ptr<CopyPool> pool_ = CopyPool::of_process();
 
   // The peer's accesses to our memory.
-  std::atomic<uint64_t> word_{random_u64()};  // at this address in no other process
+  std::optional<uint32_t> line_;  // of our board: says that this link is not closed
   Fd board_fd_;
   std::unique_ptr<Mapping> their_ledger_;
   std::atomic<const LedgerEntry*> their_entries_{nullptr};
@@ -98,7 +95,7 @@ class ShmLink final : public Link, public std::enable_shared_from_this<ShmLink> 
   std::optional<Ledger> ledger_;
   std::optional<PeerBoard> board_;
   ProcessMemory process_;
-  ProcessLife owner_life_;
+  OwnerSigns signs_;
 
   ShmMappings mappings_;
   std::vector<OpRef> early_;  // for the offer
@@ -137,7 +134,8 @@ class ShmTransfer final : public Transfer {
 
   Status move(uint64_t begin, uint64_t length) override {
     if (!mapped_.mapping) return move_by_process(begin, length);
-    if (length >= kAskLife && !link_.owner_life_.has_memory()) return fail(MR_PEER_LOST, "its process has ended");
+    // Memory of a process that was killed can be read as long as it is mapped here.
+    if (!link_.signs_.are_up()) return fail(MR_PEER_LOST, "its process has ended, or has closed the connection");
     if (right() != MR_READ) changed().store(true, std::memory_order_relaxed);
     if (is_atomic(op_->verb))
       apply_atomic(region_);
@@ -180,11 +178,14 @@ void ShmLink::offer_on_loop() {
 }
 
 void ShmLink::take_ledger_on_loop(const Fd& fd) {
+  RegionTable& regions = host_.regions();
+  const uint64_t word = random_u64() | 1;
   Writer out;
   try {
     if (their_ledger_) throw Error(MR_PROTOCOL, "a second ledger");
     their_ledger_ = map_foreign(fd, kLedgerBytes, false, "ledger");
-    board_fd_ = read_only(host_.regions().board_fd());
+    board_fd_ = read_only(regions.board_fd());
+    line_ = regions.write_line(word);
   } catch (const Error& error) {
     if (error.status().kind == MR_PROTOCOL) throw;
     return host_.send_on_loop(
@@ -193,23 +194,27 @@ void ShmLink::take_ledger_on_loop(const Fd& fd) {
   }
   their_entries_.store(reinterpret_cast<const LedgerEntry*>(their_ledger_->address()));
   out.put(static_cast<uint8_t>(Offer::board)).put(static_cast<uint32_t>(this_pid()));
-  out.put(reinterpret_cast<uint64_t>(&word_)).put(word_.load());
+  out.put(*line_).put(word).put(reinterpret_cast<uint64_t>(&regions.line(*line_)->live_id));
+  out.put(regions.life_offset()).put(regions.life().value());
   host_.send_on_loop(kShmOffer, out.take(), &board_fd_);
 }
 
 void ShmLink::take_board_on_loop(Reader& in, const Fd& fd) {
   ProcessMemory::Identity owner{.pid = host_.info().pid};
   owner.told_pid = static_cast<int>(in.get<uint32_t>());
-  owner.word_address = in.get<uint64_t>();
+  const auto line = in.get<uint32_t>();
   owner.word = in.get<uint64_t>();
+  owner.word_address = in.get<uint64_t>();
+  const auto life_offset = in.get<uint64_t>();
+  const auto life_word = in.get<uint32_t>();
   in.end();
   if (phase_ != Phase::offering || !ledger_) throw Error(MR_PROTOCOL, "a board that was not asked for");
   try {
-    board_.emplace(map_foreign(fd, kBoardSlots * sizeof(BoardSlot), false, "board"));
+    board_.emplace(map_foreign(fd, kBoardBytes, false, "board"));
   } catch (const Error& error) {
     return settle_on_loop(Phase::refused, error.status().text);
   }
-  owner_life_ = ProcessLife(host_.info().pid);
+  owner.signs = signs_ = board_->signs(line, owner.word, life_offset, life_word);
   if (may_process_vm_) process_.open(owner, &no_process_vm_);
   settle_on_loop(Phase::ready, "");
 }
@@ -248,7 +253,8 @@ bool ShmLink::touches(uint64_t region_id) const {
 void ShmLink::close_on_loop(const Status& why) {
   if (closing_.is_set()) return;
   closing_.set_on_loop(why);
-  word_.store(0);  // a peer that has not noticed yet finds out before it copies
+  // A peer that has not noticed yet finds out before it copies.
+  if (line_) host_.regions().wipe_line(*std::exchange(line_, std::nullopt));
   auto ops = std::exchange(early_, {});
   for (auto& [key, asking] : std::exchange(asks_, {})) ops.insert(ops.end(), asking.begin(), asking.end());
   for (const auto& op : ops) host_.on_done(op, why);

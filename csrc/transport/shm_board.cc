@@ -35,6 +35,14 @@ std::shared_ptr<Mapping> unmapped_elsewhere(std::unique_ptr<Mapping> mapping) {
           }};
 }
 
+OwnerSigns PeerBoard::signs(uint32_t line_index, uint64_t link_word, uint64_t life_offset, uint32_t life_word) const {
+  if (line_index >= kBoardSlots || life_offset % sizeof(life_word) != 0 ||
+      life_offset > mapping_->size() - sizeof(life_word))
+    throw Error(MR_PROTOCOL, "an offer whose signs are not on its board");
+  const auto* const life = reinterpret_cast<const std::atomic<uint32_t>*>(mapping_->address() + life_offset);
+  return {&line(line_index).live_id, link_word, life, life_word};
+}
+
 Status PeerBoard::admit(const RemoteRegion& remote, uint32_t right) const {
   if (remote.slot >= kBoardSlots) return fail(MR_ACCESS_DENIED, "the handle's slot is not on the owner's board");
   const BoardSlot& line = slot(remote);

@@ -4,6 +4,7 @@
 #include <memory>
 
 #include "../memory/region.h"
+#include "process_life.h"
 
 namespace mr {
 
@@ -22,11 +23,16 @@ class PeerBoard {
   // With an entry in the ledger, which keeps the slot from being used again: is this the region of the handle, alive,
   // with `right` granted? Then the handle's base, size and rights are the owner's.
   Status admit(const RemoteRegion& remote, uint32_t right) const;
+  // The owner's signs, as the offer says where on the board they are; throws MR_PROTOCOL where that can't be.
+  OwnerSigns signs(uint32_t line, uint64_t link_word, uint64_t life_offset, uint32_t life_word) const;
   bool live(const RemoteRegion& remote) const { return slot(remote).live_id.load() == remote.name.id; }
 
  private:
   const BoardSlot& slot(const RemoteRegion& remote) const {
-    return reinterpret_cast<const BoardSlot*>(mapping_->address())[remote.slot];
+    return line(remote.slot);
+  }
+  const BoardSlot& line(uint32_t index) const {
+    return reinterpret_cast<const BoardSlot*>(mapping_->address())[index];
   }
 
   const std::unique_ptr<Mapping> mapping_;

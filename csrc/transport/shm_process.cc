@@ -1,6 +1,5 @@
 #include "shm_process.h"
 
-#include <poll.h>
 #include <sys/uio.h>
 
 #include <climits>
@@ -56,10 +55,10 @@ struct Pieces {
     }
   }
 
-  // How much of the payload the first `moved` bytes from piece `first` on are.
-  uint64_t payload_within(uint64_t moved, int first) const {
+  // How much of the payload the first `moved` bytes are.
+  uint64_t payload_within(uint64_t moved) const {
     uint64_t out = 0;
-    for (int i = first; i < num_local && moved > 0; ++i) {
+    for (int i = 0; i < num_local && moved > 0; ++i) {
       const uint64_t here = std::min<uint64_t>(moved, local[i].iov_len);
       if (local[i].iov_base != gaps) out += here;
       moved -= here;
@@ -76,8 +75,6 @@ Status ProcessMemory::failure(int error) const {
   switch (error) {
     case ESRCH:
       return fail(MR_PEER_LOST, process() + " has ended");
-    case EFAULT:
-      return fail(MR_PEER_LOST, process() + " is not the one that granted the region any more");
     case EPERM:
       return Status{kUnavailable, EPERM,
                     "process_vm_readv is refused (EPERM: kernel.yama.ptrace_scope and the owner's option allow_ptrace, "
@@ -91,43 +88,52 @@ Status ProcessMemory::failure(int error) const {
   }
 }
 
+Status ProcessMemory::other_owner() const {
+  return fail(MR_PEER_LOST, process() + " has ended, or is not the one that granted the region any more");
+}
+
 bool ProcessMemory::open(const Identity& identity, std::string* reason) {
   identity_ = identity;
   if (identity.pid <= 0) {
     *reason = process() + " has no id here (it runs in another pid namespace)";
     return false;
   }
-  pidfd_ = open_pidfd(identity.pid);
-  const Status status = check_owner();
+  if (identity.signs.life_word == 0) {
+    *reason = "the kernel does not tell of the end of " + process() + " (robust futexes are missing or filtered)";
+    return false;
+  }
+  const Status status = try_owner();
   open_ = status.ok();
   if (!open_) *reason = status.text;
   return open_;
 }
 
-Status ProcessMemory::check_owner() const {
-  if (pidfd_.valid()) {
-    pollfd ended{pidfd_.get(), POLLIN, 0};
-    if (::poll(&ended, 1, 0) > 0) return failure(ESRCH);
-  }
+Status ProcessMemory::try_owner() const {
   uint64_t seen = 0;
   const iovec here{&seen, sizeof seen}, there{reinterpret_cast<void*>(identity_.word_address), sizeof seen};
-  if (::process_vm_readv(identity_.pid, &here, 1, &there, 1, 0) < 0) return failure(errno);
-  return seen == identity_.word ? Status{} : failure(EFAULT);
+  if (::process_vm_readv(identity_.pid, &here, 1, &there, 1, 0) < 0 && errno != EFAULT) return failure(errno);
+  return seen == identity_.word && identity_.signs.are_up() ? Status{} : other_owner();
 }
 
+// The signs are looked at after the call: as long as they are up, the process had its id and its memory.
 Status ProcessMemory::read(uint8_t* local, const View& local_view, uint64_t base, const View& remote_view,
                            uint64_t begin, uint64_t length) const {
+  const bool one_piece = local_view.is_contiguous() && remote_view.is_contiguous();
   while (length > 0) {
-    uint64_t seen = 0;
-    Pieces pieces;
-    pieces.put_local(&seen, sizeof seen);
-    pieces.put_remote(identity_.word_address, sizeof seen);
-    pieces.fill(local, local_view, base, remote_view, begin, length, true);
-    const ssize_t got =
-        ::process_vm_readv(identity_.pid, pieces.local, pieces.num_local, pieces.remote, pieces.num_remote, 0);
-    if (got < 0) return failure(errno);
-    if (got < static_cast<ssize_t>(sizeof seen) || seen != identity_.word) return failure(EFAULT);
-    const uint64_t moved = pieces.payload_within(got - sizeof seen, 1);
+    ssize_t got;
+    uint64_t moved;
+    if (one_piece) {
+      const iovec here{local + local_view.offset() + begin, length};
+      const iovec there{reinterpret_cast<void*>(base + remote_view.offset() + begin), length};
+      got = ::process_vm_readv(identity_.pid, &here, 1, &there, 1, 0);
+      moved = got < 0 ? 0 : static_cast<uint64_t>(got);
+    } else {
+      got = read_pieces(local, local_view, base, remote_view, begin, length, &moved);
+    }
+    const int error = got < 0 ? errno : 0;
+    std::atomic_thread_fence(std::memory_order_acquire);
+    if (!identity_.signs.are_up()) return other_owner();
+    if (error != 0 && error != EFAULT) return failure(error);
     if (moved == 0)
       return fail(MR_ACCESS_DENIED, "memory is not readable in " + process() + " or not writable here", EFAULT);
     begin += moved;
@@ -136,15 +142,27 @@ Status ProcessMemory::read(uint8_t* local, const View& local_view, uint64_t base
   return {};
 }
 
+ssize_t ProcessMemory::read_pieces(uint8_t* local, const View& local_view, uint64_t base, const View& remote_view,
+                                   uint64_t begin, uint64_t length, uint64_t* moved) const {
+  Pieces pieces;
+  pieces.fill(local, local_view, base, remote_view, begin, length, true);
+  const ssize_t got =
+      ::process_vm_readv(identity_.pid, pieces.local, pieces.num_local, pieces.remote, pieces.num_remote, 0);
+  *moved = got < 0 ? 0 : pieces.payload_within(static_cast<uint64_t>(got));
+  return got;
+}
+
 Status ProcessMemory::write(const uint8_t* local, const View& local_view, uint64_t base, const View& remote_view,
                             uint64_t begin, uint64_t length, std::atomic<bool>& changed) const {
   while (length > 0) {
     Pieces pieces;
     pieces.fill(const_cast<uint8_t*>(local), local_view, base, remote_view, begin, length, false);
-    if (Status status = check_owner(); !status.ok()) return status;
+    if (!identity_.signs.are_up()) return other_owner();
     const ssize_t put =
         ::process_vm_writev(identity_.pid, pieces.local, pieces.num_local, pieces.remote, pieces.num_remote, 0);
-    if (put < 0 && errno != EFAULT) return failure(errno);
+    const int error = put < 0 ? errno : 0;
+    if (!identity_.signs.are_up()) return other_owner();
+    if (error != 0 && error != EFAULT) return failure(error);
     if (put <= 0)
       return fail(MR_ACCESS_DENIED, "memory is not writable in " + process() + " or not readable here", EFAULT);
     changed.store(true, std::memory_order_relaxed);

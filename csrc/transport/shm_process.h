@@ -1,11 +1,13 @@
 // Memory of another process of this host, by process id: process_vm_readv and process_vm_writev. Process ids are used
-// again, so each call looks at a word that only the right process has at that address.
+// again, and exec changes what is in the memory: so a look at the owner's signs goes with each call.
 #pragma once
+
+#include <sys/types.h>
 
 #include <atomic>
 
-#include "../base/fd.h"
 #include "../memory/view.h"
+#include "process_life.h"
 
 namespace mr {
 
@@ -14,7 +16,8 @@ class ProcessMemory {
   struct Identity {
     int pid = 0;       // in our pid namespace; 0: unknown
     int told_pid = 0;  // in its own, for messages
-    uint64_t word_address = 0, word = 0;
+    uint64_t word_address = 0, word = 0;  // in its memory, to try it
+    OwnerSigns signs = {};
   };
 
   // Tries it. On failure `reason` says why it can't be used, and how that changes.
@@ -31,12 +34,14 @@ class ProcessMemory {
                uint64_t length, std::atomic<bool>& changed) const;
 
  private:
-  Status check_owner() const;
+  ssize_t read_pieces(uint8_t* local, const View& local_view, uint64_t base, const View& remote_view, uint64_t begin,
+                      uint64_t length, uint64_t* moved) const;
+  Status try_owner() const;
+  Status other_owner() const;
   Status failure(int error) const;
   std::string process() const;
 
   Identity identity_;
-  Fd pidfd_;
   bool open_ = false;
 };
 

@@ -13,7 +13,7 @@ from .._engine import ffi, lib
 from ..errors import ConfigError
 from .buffer import RDMABuffer
 from .engine import raise_error, scratch, seconds
-from .future import AtomicFuture, Future, GroupFuture
+from .future import AtomicFuture, Future, GroupFuture, Started
 from .memory import Memory, memory_of, note_written
 from .overlap import Target, Targets
 from .region import RemoteRegion
@@ -22,6 +22,8 @@ from .view import View
 
 if TYPE_CHECKING:
     import torch
+
+    from .engine import Engine
 
 __all__ = ["RDMAAction"]
 
@@ -172,51 +174,63 @@ class RDMAAction:
 class Submission(GroupFuture):
     """The operations of one submit. Can be started again in place where nobody else has it."""
 
-    __slots__ = ("_ops",)
+    __slots__ = ("_count", "_engine", "_ops", "_starts")
 
     def __init__(self, operation: str, members: list[Future]) -> None:
         super().__init__(operation, members)
         self._ops: Any = None
+        self._starts: list[Any] | None = None  # what holds the members' memory, while they don't know of the last start
 
     def restart(self, limit: float, starts: list[Any], written: list[Any]) -> bool:
         """Starts all of it again; False where that is not possible, and nothing is started.
 
         `starts`: what holds the memory of each member. `written`: tensors that they fill.
         """
-        members = self._members
         if self._ops is None and not self._describe():
             return False
-        engine, error = members[0]._engine, scratch.error
-        handle = engine.handle  # type: ignore[union-attr]
-        for tensor in written:
-            note_written(tensor)
-        for member, start in zip(members, starts, strict=True):  # before: see Future.cell
-            member.rearm(start)
+        engine, error = self._engine, scratch.error
+        if not engine.is_open:
+            engine.raise_unusable()
+        if written:
+            note_written(written)
+        self._starts = starts  # before: see Started.cell
         self._settled, self._error = False, None
-        unfinished = _restart(handle, self._ops, len(members), limit, error)
+        unfinished = _restart(engine._handle, self._ops, self._count, limit, error)
         if not unfinished:
-            for member in members:
-                member._held, member._settled = None, True
-            self._settled = True
-        elif unfinished < 0:
+            # What the members know of their last end is as true of this one, or nobody asks for it.
+            self._starts, self._settled = None, True
+            return True
+        self._catch_up()
+        if unfinished < 0:
             self.done()  # as they were
             if unfinished != _BUSY:
                 raise_error(error, -unfinished, operation="submit")
-        return bool(unfinished >= 0)
+        return bool(unfinished > 0)
 
     def _describe(self) -> bool:
         """Notes the core's operations. False where these are not all reads and writes of one engine."""
-        members = self._members
-        if not members or any(type(each) is not Future or each._engine is not members[0]._engine for each in members):
+        members: list[Any] = self._members
+        if not members or any(type(each) is not Started or each._engine is not members[0]._engine for each in members):
             return False
-        if not all(each.cell[0] for each in members):  # one of no bytes
-            return False
+        self._engine: Engine = members[0]._engine
+        self._count = len(members)
         self._ops = ffi.new("mr_op *[]", [each.cell[0] for each in members])
         return True
 
+    def _catch_up(self) -> None:
+        """Tells the members that they were started again, and what to hold until they are done."""
+        if self._starts is not None:
+            members: list[Any] = self._members
+            for member, start in zip(members, self._starts, strict=False):  # some may have been added since
+                member.rearm(start)
+            self._starts = None
+
+    def __del__(self) -> None:
+        self._catch_up()  # interrupted right after the start
+
 
 def _start(remote: RemoteRegion, verb: int, parts: tuple[Memory, View, View], timeout: float, flags: int) -> Future:
-    return move(remote, verb, parts, timeout, flags, None)
+    return move(remote, verb, parts, timeout, flags, None, again=True)
 
 
 def _checked(buffer: object, argument: str) -> RDMABuffer:

@@ -12,7 +12,7 @@ from ..errors import AccessDenied, ConfigError, OutOfBounds, ProtocolError, Regi
 from .block_sums import BlockSums
 from .engine import NEVER, Engine, default_engine, seconds
 from .future import Future
-from .memory import Keep, as_memoryview, as_tensor, bytes_at, memory_of, note_written, plain_storage
+from .memory import Keep, LastTensor, as_memoryview, as_tensor, bytes_at, memory_of, note_written
 from .notification import Notifications
 from .region import Region, RemoteRegion, checked_access, made_by
 from .transfer import BULK, READ, WRITE, match_dst, match_src, move, move_bytes, read_with_sums, transfer_flags
@@ -33,7 +33,7 @@ class RDMABuffer:
     process is dropped when it is garbage. While it lives, do not resize the tensor's storage nor call share_memory_().
     """
 
-    __slots__ = ("_flat_offset", "_is_tensor", "_nbytes", "_remote", "_torch_dtype", "_view")
+    __slots__ = ("_flat_offset", "_is_tensor", "_last", "_nbytes", "_remote", "_view")
 
     def __init__(self, data: Any, *, access: str = "rw", engine: Engine | None = None) -> None:
         """`data`: a tensor, memoryview, bytearray, numpy array, or anything with `__cuda_array_interface__`. `access`:
@@ -59,8 +59,8 @@ class RDMABuffer:
         self._is_tensor = is_tensor
         self._nbytes = view.nbytes
         self._flat_offset = view.offset if view.is_contiguous else -1
-        torch = _loaded.get("torch")
-        self._torch_dtype = getattr(torch, view.dtype, None) if torch is not None else None
+        self._last: LastTensor | None = None  # of the buffer's own dtype and size; None: see _current_view
+        self._current_view()
 
     @classmethod
     def _of(cls, remote: RemoteRegion, view: View, is_tensor: bool) -> RDMABuffer:
@@ -106,7 +106,7 @@ class RDMABuffer:
         `Future.explain().lane` tells the lane that one transfer took, more exactly. Raises PeerLost,
         AuthenticationError.
         """
-        lane = self._remote.lane(self._engine().options["connect_timeout"])  # type: ignore[arg-type]
+        lane = self._remote.lane(self._engine().options["connect_timeout"])
         kind = lane.partition("-")[0]
         return {"verbs": "ibverbs"}.get(kind, kind)
 
@@ -163,10 +163,11 @@ class RDMABuffer:
         Raises at once, before a byte moves: ConfigError, OutOfBounds. The future raises PeerLost, TransferTimeout,
         Cancelled, AccessDenied, OutOfBounds, ResourceExhausted, AuthenticationError or ProtocolError.
         """
-        storage = None if stream is not None else self._storage_for_short_way(dst, timeout, strict, lanes)
-        if storage is not None:
+        # Small transfers cost little but the look at their arguments.
+        plain = stream is None and not strict and lanes is None
+        if plain and timeout.__class__ in _NUMBERS and 0 <= timeout < NEVER and (address := self._address_of(dst)):
             note_written(dst)
-            return self._move_tensor(READ, dst, timeout, storage)
+            return move_bytes(self._remote, READ, address, self._flat_offset, self._nbytes, timeout, 0, dst)
         deadline, flags = seconds(timeout), transfer_flags(strict, lanes)
         return move(self._remote, READ, match_dst(self._current_view(), dst, "dst"), deadline, flags, None, stream)
 
@@ -204,30 +205,24 @@ class RDMABuffer:
         after all bytes are visible there. Otherwise as `read_into`; an error's `remote_state` tells what is known of
         the remote bytes.
         """
-        plain = notify is None and stream is None
-        storage = None if not plain else self._storage_for_short_way(src, timeout, strict, lanes)
-        if storage is not None:
-            return self._move_tensor(WRITE, src, timeout, storage)
+        plain = notify is None and stream is None and not strict and lanes is None
+        if plain and timeout.__class__ in _NUMBERS and 0 <= timeout < NEVER and (address := self._address_of(src)):
+            return move_bytes(self._remote, WRITE, address, self._flat_offset, self._nbytes, timeout, 0, src)
         deadline, flags = seconds(timeout), transfer_flags(strict, lanes)
         if notify is not None and not (type(notify) is int and 0 <= notify < 2**64):
             raise ConfigError(f"notify is {notify!r}, but must be an integer from 0 to 2**64-1")
         return move(self._remote, WRITE, match_src(self._current_view(), src, "src"), deadline, flags, notify, stream)
 
-    def _storage_for_short_way(self, tensor: Any, timeout: Any, strict: bool, lanes: Any) -> Any:
-        """The tensor's storage where no closer look is needed; else None. Small transfers cost little but this."""
-        if self._flat_offset < 0 or strict or lanes is not None:
-            return None
-        if timeout.__class__ not in _NUMBERS or not 0 <= timeout < NEVER:
-            return None
-        return plain_storage(tensor, self._torch_dtype, self._nbytes)
-
-    def _move_tensor(self, verb: int, tensor: Any, timeout: Any, storage: Any) -> Future:
-        return move_bytes(self._remote, verb, tensor.data_ptr(), self._flat_offset, self._nbytes, timeout, 0, storage)
+    def _address_of(self, tensor: Any) -> int:
+        """Of a tensor that is laid out as the buffer is; 0 where that takes a closer look."""
+        last = self._last
+        return last.address_of(tensor) if last is not None else 0
 
     def _current_view(self) -> View:
         """The view; on the way, notes the torch.dtype where torch was imported after the buffer was made."""
-        if self._torch_dtype is None and "torch" in _loaded:
-            self._torch_dtype = getattr(_loaded["torch"], self._view.dtype, None)
+        if self._last is None and self._flat_offset >= 0 and "torch" in _loaded:
+            dtype = getattr(_loaded["torch"], self._view.dtype, None)
+            self._last = LastTensor(dtype, self._nbytes)
         return self._view
 
     # --- zero-copy

@@ -165,9 +165,9 @@ class Engine:
 
     def watch(self, address: str) -> Future:
         """A future that fails with `PeerLost` when the engine at `address` is lost. Cancel it to stop watching."""
-        from .future import Future
+        from .future import Started
 
-        future, error = Future(self, "watch", address, 0, None), scratch.error
+        future, error = Started(self, "watch", address, 0, None), scratch.error
         if kind := lib.mr_watch(self.handle, address.encode(), future.cell, error):
             raise_error(error, kind, operation="watch")
         return future

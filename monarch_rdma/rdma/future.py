@@ -20,7 +20,7 @@ from .engine import seconds
 if TYPE_CHECKING:
     from .engine import Engine
 
-__all__ = ["Future", "GroupFuture", "TransferReport", "done_future"]
+__all__ = ["Finished", "Future", "GroupFuture", "Started", "TransferReport"]
 
 _SLICE = 0.1  # seconds between looks for Ctrl-C while waiting
 _REMOTE_STATES = ("not_written", "written", "unknown")
@@ -59,32 +59,13 @@ class Future:
     Letting go of it does not stop the operation: its memory and its handle stay alive until it is done.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_engine",
-        "_error",
-        "_held",
-        "_in_queue",
-        "_operation",
-        "_peer",
-        "_settled",
-        "_size",
-        "cell",
-    )
+    __slots__ = ("__weakref__",)
 
-    def __init__(self, engine: Engine | None, operation: str, peer: Any, size: int, held: Any) -> None:
-        """Made before the operation is started into `cell` (an `mr_op **`), so that not even Ctrl-C in between parts it
-        from the memory that it moves. `peer`: its name, or the remote region that tells it. `held`: until it is done.
-        """
-        self.cell = _new(_CELL)
-        self._engine = engine
-        self._operation = operation
-        self._peer = peer
-        self._size = size
-        self._held = held
-        self._settled = False
-        self._error: RdmaError | None = None
-        self._in_queue: Any = None  # (Completions, tag) of the event loop that awaited it first
+    _operation: str
+    _peer: Any  # its name, or the remote region that tells it
+    _size: int  # bytes
+    _settled: bool
+    _error: RdmaError | None
 
     # --- for users
 
@@ -120,7 +101,7 @@ class Future:
         """
         if self.done():
             return False
-        lib.mr_op_cancel(self.cell[0])
+        self._stop()
         return True
 
     def explain(self) -> TransferReport:
@@ -151,7 +132,86 @@ class Future:
         state = "pending" if not self.done() else "done" if self._error is None else f"failed: {self._error}"
         return f"<Future of {self._operation}: {state}>"
 
-    # --- for the library
+    # --- for the library: what there is to do only while it is not settled
+
+    def _poll(self) -> bool:
+        """Whether it is over; settles it then."""
+        raise AssertionError("settled")
+
+    def _wait_until(self, deadline: float | None) -> bool:
+        """The same, after waiting for it."""
+        raise AssertionError("settled")
+
+    def _stop(self) -> None:
+        raise AssertionError("settled")
+
+    def _waiter(self, loop: Any) -> Any:
+        """An asyncio future of this loop that ends with the operation."""
+        raise AssertionError("settled")
+
+    def _report(self) -> TransferReport:
+        raise AssertionError("a kind of future that tells nothing")
+
+    def _peer_name(self) -> str:
+        return self._peer if isinstance(self._peer, str) else str(self._peer.owner)
+
+    def _wait(self, timeout: float | None) -> None:
+        limit = seconds(timeout)
+        deadline = time.monotonic() + limit if limit >= 0 else None
+        if not self._wait_until(deadline):
+            raise TimeoutError(f"the {self._operation} is not done after {timeout} s; it goes on")
+
+
+class Finished(Future):
+    """Of a transfer that had ended in success before there was anything to wait for."""
+
+    __slots__ = ("_moved", "_operation", "_peer", "_size")
+
+    _settled = True
+    _error = None
+
+    def __init__(self, operation: str, peer: Any, size: int, moved: int) -> None:
+        """`moved`: what mr_move_bytes said; 0 where there was nothing to do."""
+        self._operation = operation
+        self._peer = peer
+        self._size = size
+        self._moved = moved
+
+    def _report(self) -> TransferReport:
+        took = ffi.new("double *")
+        lane = ffi.string(lib.mr_moved(self._moved, took)).decode()
+        pieces = 1 if self._moved else 0
+        return TransferReport(self._operation, self._peer_name(), lane, pieces, self._size, pieces, 0, "", took[0])
+
+
+class Started(Future):
+    """Of an operation in the core."""
+
+    __slots__ = (
+        "_engine",
+        "_error",
+        "_held",
+        "_in_queue",
+        "_operation",
+        "_peer",
+        "_settled",
+        "_size",
+        "cell",
+    )
+
+    def __init__(self, engine: Engine | None, operation: str, peer: Any, size: int, held: Any) -> None:
+        """Made before the operation is started into `cell` (an `mr_op **`), so that not even Ctrl-C in between parts it
+        from the memory that it moves. `held`: until it is done.
+        """
+        self.cell = _new(_CELL)
+        self._engine = engine
+        self._operation = operation
+        self._peer = peer
+        self._size = size
+        self._held = held
+        self._settled = False
+        self._error: RdmaError | None = None
+        self._in_queue: Any = None  # (Completions, tag) of the event loop that awaited it first
 
     def _poll(self) -> bool:
         self._refuse_in_child()
@@ -164,11 +224,8 @@ class Future:
         if self._engine is not None and self._engine.is_forked:
             self._engine.raise_unusable()
 
-    def _wait(self, timeout: float | None) -> None:
-        limit = seconds(timeout)
-        deadline = time.monotonic() + limit if limit >= 0 else None
-        if not self._wait_until(deadline):
-            raise TimeoutError(f"the {self._operation} is not done after {timeout} s; it goes on")
+    def _stop(self) -> None:
+        lib.mr_op_cancel(self.cell[0])
 
     def _wait_until(self, deadline: float | None) -> bool:
         """Waits in slices, so that signal handlers of Python run."""
@@ -190,14 +247,6 @@ class Future:
         self._settled = True
         if self._size and self._peer.__class__ is not str and not self._peer.is_lane_noted:
             self.note_lane()
-
-    def settle_if_done(self) -> None:
-        """For those who start operations: what succeeded at once needs no wait."""
-        if _op_result(self.cell[0], _NULL) == 0:
-            self._held = None
-            self._settled = True
-            if not self._peer.is_lane_noted:
-                self.note_lane()
 
     def rearm(self, held: Any) -> None:
         """Its operation is about to be started again: what is known of its last end is forgotten."""
@@ -237,12 +286,7 @@ class Future:
             remote_state=_REMOTE_STATES[result.remote_state] if self._operation == "write" else None,
         )
 
-    def _peer_name(self) -> str:
-        return self._peer if isinstance(self._peer, str) else str(self._peer.owner)
-
     def _report(self) -> TransferReport:
-        if not self.cell[0]:
-            return TransferReport(self._operation, self._peer_name(), "", 0, 0, 0, 0, "", 0.0)
         result = self._result()
         return TransferReport(
             self._operation,
@@ -257,7 +301,6 @@ class Future:
         )
 
     def _waiter(self, loop: Any) -> Any:
-        """An asyncio future of this loop that ends with the operation."""
         from .completions import Completions
 
         if self._in_queue is None:
@@ -282,7 +325,7 @@ class Future:
             self._engine.orphans.append((is_done, release, op, self._held))  # type: ignore[union-attr]
 
 
-class AtomicFuture(Future):
+class AtomicFuture(Started):
     """The end of an atomic operation: stores the old value in its destination."""
 
     __slots__ = ("_store",)
@@ -302,14 +345,18 @@ class AtomicFuture(Future):
 class GroupFuture(Future):
     """The end of several operations: done when all are; fails with the error of the first that failed."""
 
-    __slots__ = ("_members",)
+    __slots__ = ("_error", "_members", "_operation", "_settled", "_size")
 
     def __init__(self, operation: str, members: list[Future]) -> None:
-        super().__init__(None, operation, "", sum(member._size for member in members), None)
+        self._operation = operation
         self._members = members
+        self._size = sum(member._size for member in members)
+        self._settled = False
+        self._error = None
 
-    def cancel(self) -> bool:
-        return any([member.cancel() for member in self._members])  # all of them
+    def _stop(self) -> None:
+        for member in self._members:
+            member.cancel()
 
     def _poll(self) -> bool:
         if all([member.done() for member in self._members]):
@@ -347,10 +394,3 @@ class GroupFuture(Future):
             "; ".join(dict.fromkeys(report.skipped for report in reports if report.skipped)),
             max((report.seconds for report in reports), default=0.0),
         )
-
-
-def done_future(operation: str, peer: Any) -> Future:
-    """The future of an operation that had nothing to do."""
-    future = Future(None, operation, peer, 0, None)
-    future._settled = True
-    return future

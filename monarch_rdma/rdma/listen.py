@@ -20,7 +20,7 @@ from ..errors import ConfigError, ProtocolError
 from . import names
 from .buffer import RDMABuffer
 from .engine import Engine, adopt_secret, default_engine, raise_error, scratch, seconds
-from .future import Future
+from .future import Future, Started
 from .private_files import PrivateFile
 from .secret import Secret
 
@@ -64,7 +64,7 @@ def connect(
             secret_file = _named_by_address(unquote(match[1]))
     if engine is None:
         engine = adopt_secret(Secret.from_file(secret_file)) if secret_file is not None else default_engine()
-    future, error = Future(engine, "connect", address, 0, None), scratch.error
+    future, error = Started(engine, "connect", address, 0, None), scratch.error
     if kind := lib.mr_connect(engine.handle, address.encode(), seconds(timeout), future.cell, error):
         raise_error(error, kind, operation="connect", peer=address)
     future.get()

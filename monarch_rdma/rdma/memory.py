@@ -6,6 +6,7 @@ torch is looked at only when the program has imported it: a process that moves m
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ from .._engine import ffi
 from ..errors import ConfigError, OutOfBounds, ProtocolError
 from .view import View, contiguous_strides
 
-__all__ = ["Keep", "Memory", "as_memoryview", "as_tensor", "bytes_at", "memory_of", "note_written"]
+__all__ = ["Keep", "LastTensor", "Memory", "as_memoryview", "as_tensor", "bytes_at", "memory_of", "note_written"]
 
 _loaded = sys.modules
 
@@ -63,23 +64,53 @@ def memory_of(obj: Any, argument: str, *, devices: bool = False) -> Memory:
     return _of_buffer(obj, argument)
 
 
-def plain_storage(obj: Any, dtype: Any, nbytes: int) -> Any:
-    """The storage of a contiguous CPU tensor of this dtype and size (not 0); None for anything else: see memory_of."""
-    torch: Any = _loaded.get("torch")
-    if (
-        type(obj) is not getattr(torch, "Tensor", None)
-        or obj.dtype is not dtype
-        or obj.layout is not torch.strided
-        or not obj.is_cpu
-        or obj.is_nested
-        or not obj.nbytes == nbytes > 0
-        or not obj.is_contiguous()
-        or obj.is_conj()
-        or obj.is_neg()
-    ):
-        return None
-    storage = obj.untyped_storage()
-    return storage if storage.nbytes() >= nbytes + obj.storage_offset() * obj.element_size() else None
+class LastTensor:
+    """Where the memory of a plain tensor begins: contiguous, on the CPU, of a given dtype and size (not 0 bytes). Looks
+    only briefly at one that it has just seen.
+    """
+
+    __slots__ = ("_address", "_dtype", "_nbytes", "_ref")
+
+    def __init__(self, dtype: Any, nbytes: int) -> None:
+        self._dtype = dtype
+        self._nbytes = nbytes
+        self._ref: Callable[[], Any] = _nobody
+        self._address = 0
+
+    def address_of(self, obj: Any) -> int:
+        """0 for whatever needs a closer look: see memory_of."""
+        if (
+            obj is self._ref() is not None
+            and obj.data_ptr() == self._address
+            and obj.is_contiguous()
+            and obj.dtype is self._dtype
+            and obj.nbytes == self._nbytes
+        ):
+            return self._address
+        return self._look(obj)
+
+    def _look(self, obj: Any) -> int:
+        torch: Any = _loaded.get("torch")
+        if (
+            type(obj) is not getattr(torch, "Tensor", None)
+            or obj.dtype is not self._dtype
+            or obj.layout is not torch.strided
+            or not obj.is_cpu
+            or obj.is_nested
+            or not obj.nbytes == self._nbytes > 0
+            or not obj.is_contiguous()
+            or obj.is_conj()
+            or obj.is_neg()
+            or obj.untyped_storage().nbytes() < self._nbytes + obj.storage_offset() * obj.element_size()
+        ):
+            return 0
+        address = int(obj.data_ptr())
+        self._ref, self._address = weakref.ref(obj), address
+        return address
+
+
+def _nobody() -> None:
+    return None
 
 
 def _of_tensor(torch: Any, tensor: Any, argument: str, devices: bool) -> Memory:
@@ -238,9 +269,8 @@ def _check_inside(data: Any, view: View) -> None:
         raise OutOfBounds(f"a view up to byte {view.offset + view.extent} of memory of {memoryview(data).nbytes} bytes")
 
 
-def note_written(tensor: Any) -> None:
-    """Tells autograd that the tensor's values change, as an in-place operation would: a stale gradient is an error
-    then.
+def note_written(what: Any) -> None:
+    """Tells autograd that the values of a tensor, or of a list of them, change, as an in-place operation would: a stale
+    gradient is an error then. Inference tensors are left alone.
     """
-    if not tensor.is_inference():
-        _loaded["torch"].autograd.graph.increment_version(tensor)
+    _loaded["torch"].autograd.graph.increment_version(what)

@@ -9,7 +9,7 @@ from typing import Any
 from .._engine import ffi, lib
 from ..errors import ConfigError
 from .engine import Engine, raise_error, scratch, seconds
-from .future import Future
+from .future import Future, Started
 from .memory import Memory, bytes_at
 
 __all__ = ["ACCESS", "Region", "RemoteRegion", "drop_made_by", "made_by"]
@@ -52,7 +52,7 @@ class Region:
     def drop(self) -> Future:
         """Ends remote access now. Done when no access is in flight any more; again is no error."""
         handle = self.handle
-        future, error = Future(self.engine, "drop", self.engine.name, 0, self), scratch.error
+        future, error = Started(self.engine, "drop", self.engine.name, 0, self), scratch.error
         if kind := lib.mr_region_drop(handle, future.cell, error):
             raise_error(error, kind, operation="drop", peer=self.engine.name)
         self._drop_begun = True
@@ -193,7 +193,7 @@ class RemoteRegion:
     def drop(self, timeout: float | None) -> Future:
         """Asks the owner to drop it."""
         handle, error = self.open(), scratch.error
-        future = Future(self.engine, "drop", self, 0, self)
+        future = Started(self.engine, "drop", self, 0, self)
         if kind := lib.mr_remote_drop(handle, seconds(timeout), future.cell, error):
             raise_error(error, kind, operation="drop", peer=self.owner)
         return future

@@ -9,7 +9,7 @@ from .._engine import ffi, lib
 from ..errors import ConfigError, OutOfBounds
 from .block_sums import BlockSums
 from .engine import raise_error, scratch
-from .future import Future, done_future
+from .future import Finished, Future, Started
 from .memory import Memory, memory_of, note_written
 from .region import RemoteRegion
 from .view import View
@@ -37,8 +37,7 @@ _LANES = {
     "ipc": lib.MR_LANE_IPC,
     "staged": lib.MR_LANE_STAGED,
 }
-_cast = ffi.cast
-_transfer_bytes = lib.mr_transfer_bytes
+_move_bytes = lib.mr_move_bytes
 
 
 def transfer_flags(strict: bool, lanes: str | Iterable[str] | None) -> int:
@@ -122,9 +121,12 @@ def move(
     flags: int,
     notify: int | None,
     stream: Any = None,
+    *,
+    again: bool = False,
 ) -> Future:
     """Starts moving what match_dst or match_src found: after what is queued on the stream, which then waits for it.
-    Without one, where it is memory of a GPU: after what is queued on the stream that is current.
+    Without one, where it is memory of a GPU: after what is queued on the stream that is current. `again`: as an
+    operation of the core's, which can be started again.
     """
     memory, local, there = parts
     order = None
@@ -137,18 +139,18 @@ def move(
     handle, engine = remote.open(), remote.engine
     if verb == READ and memory.tensor is not None:
         note_written(memory.tensor)
-    if order is None and notify is None and local.is_contiguous and there.is_contiguous:
+    if order is None and notify is None and not again and local.is_contiguous and there.is_contiguous:
         return move_bytes(remote, verb, memory.address, there.offset, local.nbytes, timeout, flags, memory.pin)
-    error, address = scratch.error, _cast("void *", memory.address)
+    if not local.nbytes and (notify is None or order is not None):
+        return Finished(_VERBS[verb], remote, 0, 0)
+    error, address = scratch.error, ffi.cast("void *", memory.address)
     has_notify, number = (0, 0) if notify is None else (1, notify)
-    future = Future(engine, _VERBS[verb], remote, local.nbytes, (memory.pin, remote))
+    future = Started(engine, _VERBS[verb], remote, local.nbytes, (memory.pin, remote))
     what = (handle, verb, address, local.c_view, there.c_view, timeout, flags, has_notify, number)
     if order is None:
         kind = lib.mr_transfer(*what, future.cell, error)
-    elif local.nbytes:
-        kind = lib.mr_transfer_ordered(*what, order, future.cell, error)
     else:
-        return done_future(_VERBS[verb], remote)
+        kind = lib.mr_transfer_ordered(*what, order, future.cell, error)
     if kind:
         raise_error(error, kind, operation=_VERBS[verb], peer=remote.owner, size=local.nbytes)
     return future
@@ -162,30 +164,45 @@ def read_with_sums(
     handle = remote.open()
     if memory.tensor is not None:
         note_written(memory.tensor)
-    future, error = Future(remote.engine, "read", remote, local.nbytes, (memory.pin, remote, sums)), scratch.error
-    what = (handle, _cast("void *", memory.address), there.offset, local.nbytes, timeout, flags, sums.wanted)
+    future, error = Started(remote.engine, "read", remote, local.nbytes, (memory.pin, remote, sums)), scratch.error
+    what = (handle, ffi.cast("void *", memory.address), there.offset, local.nbytes, timeout, flags, sums.wanted)
     if kind := lib.mr_read_with_sums(*what, future.cell, error):
         raise_error(error, kind, operation="read", peer=remote.owner, size=local.nbytes)
     return future
 
 
+# Futures that wait for an operation, with room for the core to describe a failure: made before an operation begins, and
+# for most that end at once, serving again, never needed.
+_spares: list[tuple[Started, Any]] = []
+
+
 def move_bytes(
     remote: RemoteRegion, verb: int, address: int, offset: int, size: int, timeout: float, flags: int, pin: object
 ) -> Future:
-    """Starts moving contiguous bytes. On the way of every small transfer: few look-ups, and no waiting where it ends at
-    once.
+    """Starts moving contiguous bytes. On the way of every small transfer: few look-ups, one call into the core, and
+    nothing but the answer made where it ends at once.
     """
     if not size:
-        return done_future(_VERBS[verb], remote)
+        return Finished(_VERBS[verb], remote, 0, 0)
     handle, engine = remote._handle, remote.engine
     if handle is None or engine is None or not engine.is_open:
         handle = remote.open()
         engine = remote.engine
-    future, error = Future(engine, _VERBS[verb], remote, size, (pin, remote)), scratch.error
-    kind = _transfer_bytes(handle, verb, _cast("void *", address), offset, size, timeout, flags, future.cell, error)
-    if kind:
-        raise_error(error, kind, operation=_VERBS[verb], peer=remote.owner, size=size)
-    future.settle_if_done()
+    try:
+        spare = _spares.pop()
+    except IndexError:
+        spare = Started(None, "", "", 0, None), ffi.new("mr_error *")
+    future, error = spare
+    future._engine, future._held = engine, (pin, remote)  # before: see Started.cell
+    moved = _move_bytes(handle, verb, address, offset, size, timeout, flags, future.cell, error)
     if engine.orphans:  # type: ignore[union-attr]
         engine.sweep_sometimes()  # type: ignore[union-attr]
+    if moved > 0:
+        future._engine = future._held = None
+        _spares.append(spare)
+        return Finished(_VERBS[verb], remote, size, moved)
+    if moved < 0:
+        raise_error(error, -moved, operation=_VERBS[verb], peer=remote.owner, size=size)
+    future._operation, future._peer, future._size = _VERBS[verb], remote, size
+    future.done()
     return future
