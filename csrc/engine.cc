@@ -127,7 +127,7 @@ void check_transfer(mr_remote* remote, const OpRef& op) {
   demand_inside(*remote->region, op->remote_view);
   if (op->local == nullptr && op->bytes() != 0)
     throw Error(MR_CONFIG, "argument local is NULL for " + std::to_string(op->bytes()) + " bytes");
-  op->remote = remote->region;
+  if (op->remote != remote->region) op->remote = remote->region;
 }
 
 void start_transfer(mr_remote* remote, const OpRef& op, mr_op** out) {
@@ -154,9 +154,7 @@ thread_local OpRef spare_op;
 OpRef take_spare_op() { return spare_op ? std::exchange(spare_op, nullptr) : std::make_shared<Op>(); }
 
 void keep_spare_op(OpRef op) {
-  if (op.use_count() != 1) return;  // somebody has yet to let go of it
-  op->forget();
-  spare_op = std::move(op);
+  if (op.use_count() == 1) spare_op = std::move(op);  // else somebody has yet to let go of it
 }
 
 // Hands the operation to its peer when the stream has got there, or at its end: then it ends without having begun.

@@ -311,6 +311,43 @@ def test_a_gradient_that_became_wrong_is_an_error(far: Callable[..., RDMABuffer]
 # --- rights, drops and lifetimes
 
 
+CHANGES: dict[str, Callable[[torch.Tensor], Any]] = {
+    "set_": lambda tensor: tensor.set_(torch.zeros(8, 8)),
+    "data": lambda tensor: setattr(tensor, "data", torch.zeros(8, 8)),
+    "data of another dtype": lambda tensor: setattr(tensor, "data", tensor.view(torch.int32)),
+    "transposed": lambda tensor: tensor.t_(),
+    "smaller": lambda tensor: tensor.resize_(4, 8),
+    "larger": lambda tensor: tensor.resize_(80, 80),
+    "freed": lambda tensor: tensor.untyped_storage().resize_(0),
+    "cut short": lambda tensor: tensor.untyped_storage().resize_(100),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_tensor_that_changed_since_its_last_transfer_is_looked_at_again(
+    far: Callable[..., RDMABuffer], change: str
+) -> None:
+    source = torch.arange(64.0).reshape(8, 8)
+    buffer, target = far(source), torch.zeros(8, 8)
+    for _ in range(3):
+        buffer.read_into(target).get(30)
+        buffer.write_from(target).get(30)
+    first = target.data_ptr()
+    CHANGES[change](target)
+    if change in ("set_", "data", "transposed"):
+        target.zero_()
+        buffer.read_into(target).get(30)
+        assert torch.equal(target, source)
+        assert change == "transposed" or target.data_ptr() != first
+        source.zero_()
+        buffer.write_from(target.add_(1)).get(30)
+        assert torch.equal(source, target)
+    else:
+        for call in (buffer.read_into, buffer.write_from):
+            with pytest.raises((errors.ConfigError, errors.OutOfBounds)):
+                call(target)
+
+
 @pytest.mark.parametrize("access", ["", "x", None, 3, "wr", ["read"]])
 def test_rights_that_are_none_are_refused(owner: Engine, access: Any) -> None:
     with pytest.raises(errors.ConfigError, match="access is"):

@@ -64,6 +64,7 @@ void Fd::reset() {
 }
 
 int this_pid() {
+  if (const int known = g_pid.load(std::memory_order_relaxed); known != 0) return known;
   install_fork_handler();
   return g_pid.load(std::memory_order_relaxed);
 }

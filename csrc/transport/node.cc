@@ -210,10 +210,9 @@ void Node::session_on_loop(uint64_t session_id, const std::shared_ptr<Peer>& pee
 }
 
 void Node::submit(const std::shared_ptr<Peer>& peer, const OpRef& op) {
-  check_usable();
+  if (!is_ours()) check_usable();
   begin_op();
-  op->loop = loop_;
-  op->peer = peer;
+  op->meet(loop_, peer);
   peer->submit(op);
 }
 

@@ -117,11 +117,10 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
   bool is_let_go() const { return done() && held.use_count() == 1; }
   // Of such a one: ready to be submitted once more, as it was described.
   void rearm(mr::Time now, mr::Time until);
-  // Holds nobody any more.
-  void forget() {
-    remote.reset();
-    loop.reset();
-    peer.reset();
+  // Whom it is for. An operation that starts again mostly knows them, and to write down anew costs more than a look.
+  void meet(const std::shared_ptr<mr::Loop>& its_loop, const std::shared_ptr<mr::Peer>& its_peer) {
+    if (loop != its_loop) loop = its_loop;
+    if (peer.owner_before(its_peer) || its_peer.owner_before(peer)) peer = its_peer;
   }
 
   // The caller's reference (mr_op_release gives it back).

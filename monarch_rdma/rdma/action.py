@@ -109,9 +109,9 @@ class RDMAAction:
         """One of the last submissions, started again as it is: in a loop a submit makes nothing new."""
         submissions = self._submissions
         self._in_flight = None
-        for index in range(len(submissions)):
-            if getrefcount(submissions[index]) == 2 and submissions[index].restart(limit, self._starts, self._written):
-                return submissions[index]
+        for each in submissions:  # counted: the list, the loop, the argument
+            if getrefcount(each) == 3 and each.restart(limit):
+                return each
         return None
 
     def _started(self, limit: float) -> Submission:
@@ -121,10 +121,10 @@ class RDMAAction:
             for start in self._starts:
                 members.append(start(limit, flags))
         except BaseException:
-            self._in_flight = Submission("action", members)
+            self._in_flight = Submission(members, self._starts, self._written)
             self._in_flight.cancel()
             raise
-        submission = Submission("action", members)
+        submission = Submission(members, self._starts, self._written)
         self._submissions = [submission, *self._submissions[:1]]
         return submission
 
@@ -174,37 +174,36 @@ class RDMAAction:
 class Submission(GroupFuture):
     """The operations of one submit. Can be started again in place where nobody else has it."""
 
-    __slots__ = ("_count", "_engine", "_ops", "_starts")
+    __slots__ = ("_ahead", "_count", "_engine", "_ops", "_reason", "_starts", "_written")
 
-    def __init__(self, operation: str, members: list[Future]) -> None:
-        super().__init__(operation, members)
+    def __init__(self, members: list[Future], starts: list[Any], written: list[Any]) -> None:
+        """`starts`: what holds the memory of each member. `written`: tensors that they fill."""
+        super().__init__("action", members)
+        self._starts = starts
+        self._written = written
         self._ops: Any = None
-        self._starts: list[Any] | None = None  # what holds the members' memory, while they don't know of the last start
+        self._ahead = False  # of its members, which don't know that they were started again
 
-    def restart(self, limit: float, starts: list[Any], written: list[Any]) -> bool:
-        """Starts all of it again; False where that is not possible, and nothing is started.
-
-        `starts`: what holds the memory of each member. `written`: tensors that they fill.
-        """
+    def restart(self, limit: float) -> bool:
+        """Starts all of it again; False where that is not possible, and nothing is started."""
         if self._ops is None and not self._describe():
             return False
-        engine, error = self._engine, scratch.error
+        engine = self._engine
         if not engine.is_open:
             engine.raise_unusable()
-        if written:
-            note_written(written)
-        self._starts = starts  # before: see Started.cell
-        self._settled, self._error = False, None
-        unfinished = _restart(engine._handle, self._ops, self._count, limit, error)
+        if self._written:
+            note_written(self._written)
+        self._ahead, self._settled, self._error = True, False, None  # before: see Started.cell
+        unfinished = _restart(engine._handle, self._ops, self._count, limit, self._reason)
         if not unfinished:
             # What the members know of their last end is as true of this one, or nobody asks for it.
-            self._starts, self._settled = None, True
+            self._ahead, self._settled = False, True
             return True
         self._catch_up()
         if unfinished < 0:
             self.done()  # as they were
             if unfinished != _BUSY:
-                raise_error(error, -unfinished, operation="submit")
+                raise_error(self._reason, -unfinished, operation="submit")
         return bool(unfinished > 0)
 
     def _describe(self) -> bool:
@@ -214,16 +213,17 @@ class Submission(GroupFuture):
             return False
         self._engine: Engine = members[0]._engine
         self._count = len(members)
+        self._reason = ffi.new("mr_error *")
         self._ops = ffi.new("mr_op *[]", [each.cell[0] for each in members])
         return True
 
     def _catch_up(self) -> None:
         """Tells the members that they were started again, and what to hold until they are done."""
-        if self._starts is not None:
+        if self._ahead:
             members: list[Any] = self._members
             for member, start in zip(members, self._starts, strict=False):  # some may have been added since
                 member.rearm(start)
-            self._starts = None
+            self._ahead = False
 
     def __del__(self) -> None:
         self._catch_up()  # interrupted right after the start

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import AccessDenied, ConfigError, OutOfBounds, ProtocolError, RegistrationError
 from .block_sums import BlockSums
-from .engine import NEVER, Engine, default_engine, seconds
+from .engine import Engine, default_engine, seconds
 from .future import Future
 from .memory import Keep, LastTensor, as_memoryview, as_tensor, bytes_at, memory_of, note_written
 from .notification import Notifications
@@ -33,7 +33,7 @@ class RDMABuffer:
     process is dropped when it is garbage. While it lives, do not resize the tensor's storage nor call share_memory_().
     """
 
-    __slots__ = ("_flat_offset", "_is_tensor", "_last", "_nbytes", "_remote", "_view")
+    __slots__ = ("_flat_offset", "_is_tensor", "_knows_dtype", "_last", "_nbytes", "_remote", "_view")
 
     def __init__(self, data: Any, *, access: str = "rw", engine: Engine | None = None) -> None:
         """`data`: a tensor, memoryview, bytearray, numpy array, or anything with `__cuda_array_interface__`. `access`:
@@ -59,7 +59,8 @@ class RDMABuffer:
         self._is_tensor = is_tensor
         self._nbytes = view.nbytes
         self._flat_offset = view.offset if view.is_contiguous else -1
-        self._last: LastTensor | None = None  # of the buffer's own dtype and size; None: see _current_view
+        self._last = LastTensor(None, 0)  # of those laid out as the buffer is
+        self._knows_dtype = False
         self._current_view()
 
     @classmethod
@@ -106,7 +107,7 @@ class RDMABuffer:
         `Future.explain().lane` tells the lane that one transfer took, more exactly. Raises PeerLost,
         AuthenticationError.
         """
-        lane = self._remote.lane(self._engine().options["connect_timeout"])
+        lane = self._remote.lane(self._engine().options["connect_timeout"])  # type: ignore[arg-type]
         kind = lane.partition("-")[0]
         return {"verbs": "ibverbs"}.get(kind, kind)
 
@@ -165,7 +166,7 @@ class RDMABuffer:
         """
         # Small transfers cost little but the look at their arguments.
         plain = stream is None and not strict and lanes is None
-        if plain and timeout.__class__ in _NUMBERS and 0 <= timeout < NEVER and (address := self._address_of(dst)):
+        if plain and timeout.__class__ in _NUMBERS and timeout >= 0 and (address := self._last.address_of(dst)):
             note_written(dst)
             return move_bytes(self._remote, READ, address, self._flat_offset, self._nbytes, timeout, 0, dst)
         deadline, flags = seconds(timeout), transfer_flags(strict, lanes)
@@ -206,23 +207,18 @@ class RDMABuffer:
         the remote bytes.
         """
         plain = notify is None and stream is None and not strict and lanes is None
-        if plain and timeout.__class__ in _NUMBERS and 0 <= timeout < NEVER and (address := self._address_of(src)):
+        if plain and timeout.__class__ in _NUMBERS and timeout >= 0 and (address := self._last.address_of(src)):
             return move_bytes(self._remote, WRITE, address, self._flat_offset, self._nbytes, timeout, 0, src)
         deadline, flags = seconds(timeout), transfer_flags(strict, lanes)
         if notify is not None and not (type(notify) is int and 0 <= notify < 2**64):
             raise ConfigError(f"notify is {notify!r}, but must be an integer from 0 to 2**64-1")
         return move(self._remote, WRITE, match_src(self._current_view(), src, "src"), deadline, flags, notify, stream)
 
-    def _address_of(self, tensor: Any) -> int:
-        """Of a tensor that is laid out as the buffer is; 0 where that takes a closer look."""
-        last = self._last
-        return last.address_of(tensor) if last is not None else 0
-
     def _current_view(self) -> View:
         """The view; on the way, notes the torch.dtype where torch was imported after the buffer was made."""
-        if self._last is None and self._flat_offset >= 0 and "torch" in _loaded:
+        if not self._knows_dtype and self._flat_offset >= 0 and "torch" in _loaded:
             dtype = getattr(_loaded["torch"], self._view.dtype, None)
-            self._last = LastTensor(dtype, self._nbytes)
+            self._last, self._knows_dtype = LastTensor(dtype, self._nbytes), dtype is not None
         return self._view
 
     # --- zero-copy

@@ -32,6 +32,7 @@ __all__ = ["Engine", "default_engine", "open_engines", "raise_error", "scratch",
 _OPEN, _CLOSED, _FORKED = "open", "closed", "forked"
 NO_DEADLINE = -1.0
 NEVER = 1e9  # seconds from which on a timeout is none
+_NUMBERS = (int, float)
 
 
 class _Scratch(threading.local):
@@ -52,6 +53,8 @@ def raise_error(error: Any, kind: int, **facts: Any) -> None:
 
 def seconds(timeout: float | None, argument: str = "timeout") -> float:
     """A timeout as the core takes it. None means no deadline; ConfigError for negative numbers, NaN and non-numbers."""
+    if timeout.__class__ in _NUMBERS and 0 <= timeout < NEVER:
+        return timeout
     if timeout is None:
         return NO_DEADLINE
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or not timeout >= 0:

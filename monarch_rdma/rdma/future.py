@@ -201,7 +201,7 @@ class Started(Future):
 
     def __init__(self, engine: Engine | None, operation: str, peer: Any, size: int, held: Any) -> None:
         """Made before the operation is started into `cell` (an `mr_op **`), so that not even Ctrl-C in between parts it
-        from the memory that it moves. `held`: until it is done.
+        from the memory that it moves. `held`: like `peer`, at least until it is done.
         """
         self.cell = _new(_CELL)
         self._engine = engine
@@ -322,7 +322,7 @@ class Started(Future):
         if self._settled or is_done(op):
             release(op)
         else:
-            self._engine.orphans.append((is_done, release, op, self._held))  # type: ignore[union-attr]
+            self._engine.orphans.append((is_done, release, op, (self._held, self._peer)))  # type: ignore[union-attr]
 
 
 class AtomicFuture(Started):

@@ -72,6 +72,7 @@ class LastTensor:
     __slots__ = ("_address", "_dtype", "_nbytes", "_ref")
 
     def __init__(self, dtype: Any, nbytes: int) -> None:
+        """`dtype`: torch's; None makes everything need a closer look."""
         self._dtype = dtype
         self._nbytes = nbytes
         self._ref: Callable[[], Any] = _nobody
@@ -92,7 +93,8 @@ class LastTensor:
     def _look(self, obj: Any) -> int:
         torch: Any = _loaded.get("torch")
         if (
-            type(obj) is not getattr(torch, "Tensor", None)
+            self._dtype is None
+            or type(obj) is not getattr(torch, "Tensor", None)
             or obj.dtype is not self._dtype
             or obj.layout is not torch.strided
             or not obj.is_cpu
@@ -273,4 +275,17 @@ def note_written(what: Any) -> None:
     """Tells autograd that the values of a tensor, or of a list of them, change, as an in-place operation would: a stale
     gradient is an error then. Inference tensors are left alone.
     """
-    _loaded["torch"].autograd.graph.increment_version(what)
+    (_increment_version or _find_increment_version())((what,) if what.__class__ is not list else what)
+
+
+_increment_version: Callable[[Any], None] | None = None
+
+
+def _find_increment_version() -> Callable[[Any], None]:
+    """The public function looks at what it is given, which takes as long as the rest."""
+    global _increment_version
+    torch: Any = _loaded["torch"]
+    public = torch.autograd.graph.increment_version
+    found: Callable[[Any], None] = getattr(torch._C, "_increment_version", public)
+    _increment_version = found
+    return found

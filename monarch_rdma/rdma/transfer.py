@@ -171,9 +171,17 @@ def read_with_sums(
     return future
 
 
-# Futures that wait for an operation, with room for the core to describe a failure: made before an operation begins, and
-# for most that end at once, serving again, never needed.
-_spares: list[tuple[Started, Any]] = []
+class SpareFuture(Started):
+    """Of an operation that may be over at once: made before it begins, and not needed then, it serves the next one."""
+
+    __slots__ = ("error",)
+
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.error = ffi.new("mr_error *")
+
+
+_spares: list[SpareFuture] = []
 
 
 def move_bytes(
@@ -185,24 +193,24 @@ def move_bytes(
     if not size:
         return Finished(_VERBS[verb], remote, 0, 0)
     handle, engine = remote._handle, remote.engine
-    if handle is None or engine is None or not engine.is_open:
+    if handle is None or engine is None:
         handle = remote.open()
         engine = remote.engine
     try:
-        spare = _spares.pop()
+        future = _spares.pop()
     except IndexError:
-        spare = Started(None, "", "", 0, None), ffi.new("mr_error *")
-    future, error = spare
-    future._engine, future._held = engine, (pin, remote)  # before: see Started.cell
-    moved = _move_bytes(handle, verb, address, offset, size, timeout, flags, future.cell, error)
+        future = SpareFuture(None, "", "", 0, None)
+    future._engine, future._peer, future._held = engine, remote, pin  # before: see Started.cell
+    moved = _move_bytes(handle, verb, address, offset, size, timeout, flags, future.cell, future.error)
     if engine.orphans:  # type: ignore[union-attr]
         engine.sweep_sometimes()  # type: ignore[union-attr]
     if moved > 0:
-        future._engine = future._held = None
-        _spares.append(spare)
+        future._engine = future._peer = future._held = None
+        _spares.append(future)
         return Finished(_VERBS[verb], remote, size, moved)
     if moved < 0:
-        raise_error(error, -moved, operation=_VERBS[verb], peer=remote.owner, size=size)
-    future._operation, future._peer, future._size = _VERBS[verb], remote, size
+        remote.open()  # says more of a closed engine
+        raise_error(future.error, -moved, operation=_VERBS[verb], peer=remote.owner, size=size)
+    future._operation, future._size = _VERBS[verb], size
     future.done()
     return future

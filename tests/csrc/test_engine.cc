@@ -178,6 +178,52 @@ TEST(operations_start_again_as_they_were) {
   for (auto* op : ops) mr_op_release(op);
 }
 
+TEST(what_ends_at_once_needs_no_operation) {
+  Engine owner("owner"), reader("reader");
+  uint64_t theirs[2] = {1, 2}, ours[2] = {};
+  Buffer buffer(owner, reader, theirs, sizeof theirs);
+  const auto move = [&](uint32_t verb, uint64_t* local, double timeout, mr_op** op, mr_error* error = nullptr) {
+    return mr_move_bytes(buffer.remote, verb, reinterpret_cast<uint64_t>(local), 8, 8, timeout, 0, op, error);
+  };
+  mr_op* op = nullptr;
+  CHECK_EQ(move(MR_READ, ours, 20, &op), 0);  // connects first
+  CHECK_EQ(finish(op), MR_OK);
+  op = nullptr;
+  for (uint64_t round = 1; round < 100; ++round) {
+    theirs[1] = round;
+    const int64_t moved = move(MR_READ, ours, round % 2 == 0 ? 20 : -1, &op);
+    CHECK(moved > 0 && op == nullptr);
+    CHECK_EQ(ours[0], round);
+    double seconds = -1;
+    CHECK_EQ(std::string(mr_moved(moved, &seconds)), "shm-process_vm");
+    CHECK(seconds >= 0 && seconds < 20);
+  }
+  std::thread([&] {  // whose operation is another one
+    uint64_t value = 7;
+    mr_op* none = nullptr;
+    CHECK(move(MR_WRITE, &value, 20, &none) > 0 && none == nullptr);
+  }).join();
+  CHECK_EQ(theirs[1], 7u);
+  double seconds = -1;
+  CHECK_EQ(std::string(mr_moved(0, &seconds)), "");
+
+  mr_error error{};
+  CHECK_EQ(move(MR_READ, ours, 0.0 / 0.0, &op, &error), -MR_CONFIG);
+  CHECK_EQ(move(7, ours, 20, &op, &error), -MR_CONFIG);
+  CHECK_EQ(move(MR_READ, nullptr, 20, &op, &error), -MR_CONFIG);
+  CHECK_EQ(mr_move_bytes(buffer.remote, MR_READ, reinterpret_cast<uint64_t>(ours), 16, 8, 20, 0, &op, &error),
+           -MR_OUT_OF_BOUNDS);
+  CHECK(op == nullptr);
+  mr_op* drop = nullptr;
+  CHECK_EQ(mr_region_drop(buffer.region, &drop, nullptr), MR_OK);
+  CHECK_EQ(finish(drop), MR_OK);
+  for (int i = 0; i < 3; ++i) {
+    op = nullptr;
+    CHECK_EQ(move(MR_READ, ours, 20, &op), 0);  // a failure has more to tell
+    CHECK_EQ(finish(op), MR_ACCESS_DENIED);
+  }
+}
+
 TEST(drop_refuses_and_wakes_who_waits_for_notifications) {
   Engine owner("owner"), reader("reader");
   char memory[64] = {}, got[64];

@@ -488,23 +488,19 @@ TEST(a_killed_owner) {
 // ---- Many at once ----
 
 TEST(a_copy_notices_the_owners_death_without_the_loop) {
-  const pid_t process = ::fork();
-  if (process == 0) {
-    ::pause();
-    ::_exit(0);
+  for (auto [shared, lane] : kModes) {
+    OwnerProcess owner;
+    Side& reader = *owner.reader;
+    const RemoteRegion remote = owner.make(8 << 20, shared, 4);
+    Bytes got(8 << 20);
+    CHECK_EQ(reader.run(reader.read(remote, 0, got.data(), got.size())), MR_OK);
+    CHECK_EQ(reader.run(reader.read(remote, 0, got.data(), 8)), MR_OK);
+    reader.on_loop([&] {  // so that nobody reads the end of the connection meanwhile
+      owner.kill();
+      for (const uint64_t size : {uint64_t{8}, uint64_t{256} << 10})
+        CHECK_EQ(Side::wait(reader.submit(reader.read(remote, 0, got.data(), size))), MR_PEER_LOST);
+    });
   }
-  Pair pair(options(true, false), process);  // its memory is here, so that it stays, and nobody closes the link
-  Memory memory(pair.owner, 8 << 20, true);
-  const RemoteRegion remote = pair.region(memory.base, 8 << 20);
-  Bytes got(8 << 20);
-  CHECK_EQ(Side::wait(pair.reader.submit(pair.reader.read(remote, 0, got.data(), got.size()))), MR_OK);
-  ::kill(process, SIGKILL);
-  siginfo_t ended{};
-  CHECK_EQ(::waitid(P_PID, static_cast<id_t>(process), &ended, WEXITED | WNOWAIT), 0);
-  for (const uint64_t size : {got.size(), size_t{256} << 10})  // by the pool, and by this thread
-    CHECK_EQ(Side::wait(pair.reader.submit(pair.reader.read(remote, 0, got.data(), size))), MR_PEER_LOST);
-  ::waitpid(process, nullptr, 0);
-  CHECK(!pair.reader.closed());
 }
 
 TEST(many_threads_at_once) {

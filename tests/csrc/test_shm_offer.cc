@@ -6,6 +6,7 @@
 #include "check.h"
 #include "pattern.h"
 #include "shm_side.h"
+#include "transport/shm_board.h"
 
 using namespace mr;
 using namespace mr::test;
@@ -49,10 +50,18 @@ struct FakeOwner {
   };
   static std::shared_ptr<Link> make_fake(LinkHost&) { return std::make_shared<Fake>(); }
   Fake& fake() { return static_cast<Fake&>(side.link()); }
-  void offer(uint8_t what, const Fd* fd, uint64_t word_address = 0, uint64_t word = 0) {
+  struct Signs {
+    uint32_t line = 0;
+    uint64_t word = 0, word_address = 0, life_offset = 0;
+    uint32_t life_word = 0;
+  };
+  void offer(uint8_t what, const Fd* fd) { offer(what, fd, Signs{}); }
+  void offer(uint8_t what, const Fd* fd, const Signs& signs) {
     Writer out;
     out.put(what);
-    if (what == 2) out.put(uint32_t{4711}).put(word_address).put(word);
+    if (what == 2)
+      out.put(uint32_t{4711}).put(signs.line).put(signs.word).put(signs.word_address).put(signs.life_offset).put(
+          signs.life_word);
     side.on_loop([&] { side.send_on_loop(kShmOffer, out.take(), fd); });
   }
   std::string refusal_of(const OpRef& op) {
@@ -109,14 +118,17 @@ TEST(the_ledger_is_offered_read_only) {
 }
 
 TEST(where_mapping_fails_the_kernel_copies_unless_that_is_a_fall_back_too_far) {
-  alignas(8) static uint64_t word = 12345;
   uint64_t value = 42, local = 0;
   FakeOwner owner;
   RegionTable regions;
   const RegionRef region = regions.create(&value, 8, kBoth);
   const Fd board(::dup(regions.board_fd())), bad = unsealed(4096);
   owner.fake().map_fd = bad.get();
-  owner.offer(2, &board, reinterpret_cast<uint64_t>(&word), word);
+  regions.life().give();
+  const uint32_t line = regions.write_line(12345);
+  const FakeOwner::Signs signs{line, 12345, reinterpret_cast<uint64_t>(&regions.line(line)->live_id),
+                               regions.life_offset(), regions.life().value()};
+  owner.offer(2, &board, signs);
   RemoteRegion remote = owner.side.describe(*region);
   remote.shared_id = 9;
   const OpRef op = owner.reader.submit(owner.reader.read(remote, 0, &local, 8));
@@ -128,6 +140,29 @@ TEST(where_mapping_fails_the_kernel_copies_unless_that_is_a_fall_back_too_far) {
   strict->flags = MR_STRICT;
   CHECK_EQ(owner.reader.run(strict), kUnavailable);
   CHECK(strict->status().text.find("not sealed") != std::string::npos);
+}
+
+TEST(where_the_kernel_does_not_tell_of_an_end_only_what_is_mapped_is_read) {
+  uint64_t value = 42, local = 0;
+  FakeOwner owner;
+  RegionTable regions;
+  const RegionRef region = regions.create(&value, 8, kBoth);
+  const Fd board(::dup(regions.board_fd()));
+  const uint32_t line = regions.write_line(12345);
+  owner.offer(2, &board, {line, 12345, reinterpret_cast<uint64_t>(&regions.line(line)->live_id), 0, 0});
+  const OpRef op = owner.reader.submit(owner.reader.read(owner.side.describe(*region), 0, &local, 8));
+  CHECK_EQ(Side::wait(op), kUnavailable);
+  CHECK(op->status().text.find("robust futexes") != std::string::npos);
+}
+
+TEST(signs_that_are_not_on_the_board_end_the_connection) {
+  for (const FakeOwner::Signs& bad : {FakeOwner::Signs{.line = kBoardSlots, .life_word = 1},
+                                      FakeOwner::Signs{.life_offset = kBoardBytes, .life_word = 1},
+                                      FakeOwner::Signs{.life_offset = 2, .life_word = 1}}) {
+    RegionTable regions;
+    const PeerBoard board(std::make_unique<Mapping>(regions.board_fd(), kBoardBytes, false));
+    CHECK_THROWS(Error, board.signs(bad.line, 1, bad.life_offset, bad.life_word));
+  }
 }
 
 TEST(refusals_say_what_would_help) {

@@ -1,6 +1,7 @@
 // The shm lane without shared memory: the kernel copies, by process id.
 #include <fcntl.h>
 #include <linux/capability.h>
+#include <linux/futex.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/syscall.h>
@@ -15,7 +16,19 @@
 using namespace mr;
 using namespace mr::test;
 
+namespace {
+
+// What an owner shows: here both words are this test's own.
+struct Shown {
+  std::atomic<uint64_t> link{77};
+  std::atomic<uint32_t> life{9};
+  OwnerSigns signs() const { return {&link, 77, &life, 9}; }
+};
+
+}  // namespace
+
 TEST(process_vm_finds_out_by_itself_that_the_owner_is_gone) {
+  const Shown shown;
   uint64_t word = 77, value = 5;  // in both processes
   const int pid = ::fork();
   if (pid == 0) {
@@ -24,7 +37,11 @@ TEST(process_vm_finds_out_by_itself_that_the_owner_is_gone) {
   }
   ProcessMemory memory;
   std::string reason;
-  CHECK(memory.open({.pid = pid, .told_pid = pid, .word_address = reinterpret_cast<uint64_t>(&word), .word = 77},
+  CHECK(memory.open({.pid = pid,
+                     .told_pid = pid,
+                     .word_address = reinterpret_cast<uint64_t>(&word),
+                     .word = 77,
+                     .signs = shown.signs()},
                     &reason));
   uint64_t local = 0;
   std::atomic<bool> changed{false};
@@ -53,6 +70,7 @@ void drop_capabilities() {  // of this thread
 }
 
 TEST(a_kernel_that_refuses_gives_the_reason_and_leaves_the_operation_to_another_lane) {
+  const Shown shown;
   uint64_t word = 77, value = 5, local = 0;  // in both processes
   int to_child[2], from_child[2];
   CHECK_EQ(::pipe2(to_child, O_CLOEXEC) | ::pipe2(from_child, O_CLOEXEC), 0);
@@ -72,8 +90,11 @@ TEST(a_kernel_that_refuses_gives_the_reason_and_leaves_the_operation_to_another_
     drop_capabilities();
     char byte = 1;
     CHECK_EQ(::read(from_child[0], &byte, 1), 1);
-    const ProcessMemory::Identity identity{
-        .pid = pid, .told_pid = pid, .word_address = reinterpret_cast<uint64_t>(&word), .word = 77};
+    const ProcessMemory::Identity identity{.pid = pid,
+                                           .told_pid = pid,
+                                           .word_address = reinterpret_cast<uint64_t>(&word),
+                                           .word = 77,
+                                           .signs = shown.signs()};
     const View view = View::contiguous(0, 8);
     ProcessMemory memory, late;
     std::string reason;
@@ -91,22 +112,47 @@ TEST(a_kernel_that_refuses_gives_the_reason_and_leaves_the_operation_to_another_
 }
 
 TEST(process_vm_refuses_another_process_than_the_one_that_granted) {
-  uint64_t word = 77, value = 5, local = 0;
-  const ProcessMemory::Identity identity{
-      .pid = ::getpid(), .told_pid = 1, .word_address = reinterpret_cast<uint64_t>(&word), .word = 77};
   const View view = View::contiguous(0, 8);
-  const auto base = reinterpret_cast<uint64_t>(&value);
-  ProcessMemory memory;
+  const mr_view two{0, 4, 1, {2}, {4}}, apart{0, 4, 1, {2}, {8}};
+  for (int which = 0; which < 2; ++which) {  // another process has the id, or the owner has closed the link
+    Shown shown;
+    uint64_t word = 77, value = 5, values[2] = {5, 6}, local = 0;
+    const ProcessMemory::Identity identity{.pid = ::getpid(),
+                                           .told_pid = 1,
+                                           .word_address = reinterpret_cast<uint64_t>(&word),
+                                           .word = 77,
+                                           .signs = shown.signs()};
+    const auto base = reinterpret_cast<uint64_t>(&value);
+    auto* const to = reinterpret_cast<uint8_t*>(&local);
+    ProcessMemory memory;
+    std::string reason;
+    CHECK(memory.open(identity, &reason));
+    CHECK_EQ(memory.read(to, view, base, view, 0, 8).kind, MR_OK);
+    if (which == 0)
+      shown.life = FUTEX_OWNER_DIED;
+    else
+      shown.link = 0;
+    std::atomic<bool> changed{false};
+    CHECK_EQ(memory.read(to, view, base, view, 0, 8).kind, MR_PEER_LOST);
+    CHECK_EQ(
+        memory.read(to, View::from(two), reinterpret_cast<uint64_t>(values), View::from(apart), 0, 8).kind,
+        MR_PEER_LOST);
+    CHECK_EQ(memory.write(to, view, base, view, 0, 8, changed).kind, MR_PEER_LOST);
+    CHECK(!changed && value == 5);
+    ProcessMemory late;
+    CHECK(!late.open(identity, &reason));
+    CHECK(reason.find("process 1") != std::string::npos);
+  }
+  const Shown shown;
+  const uint64_t other = 78;
   std::string reason;
-  CHECK(memory.open(identity, &reason));
-  std::atomic_ref(word).store(78);
-  std::atomic<bool> changed{false};
-  CHECK_EQ(memory.read(reinterpret_cast<uint8_t*>(&local), view, base, view, 0, 8).kind, MR_PEER_LOST);
-  CHECK_EQ(memory.write(reinterpret_cast<uint8_t*>(&local), view, base, view, 0, 8, changed).kind, MR_PEER_LOST);
-  CHECK(!changed && value == 5);
-
   ProcessMemory wrong;
-  CHECK(!wrong.open(identity, &reason));
+  CHECK(!wrong.open({.pid = ::getpid(),
+                     .told_pid = 1,
+                     .word_address = reinterpret_cast<uint64_t>(&other),
+                     .word = 77,
+                     .signs = shown.signs()},
+                    &reason));
   CHECK(reason.find("process 1") != std::string::npos);
   CHECK(!wrong.open({.pid = 0, .told_pid = 12}, &reason));
   CHECK(reason.find("namespace") != std::string::npos);
