@@ -52,7 +52,9 @@ std::shared_ptr<Node> Node::create(Options options, std::vector<LaneType> lanes)
 }
 
 Node::Node(Options options, std::vector<LaneType> lanes)
-    : options_(std::move(options)), pid_(this_pid()), loop_(std::make_shared<Loop>("monarch_rdma", [this] { regions_.life().give(); })) {
+    : options_(std::move(options)),
+      pid_(this_pid()),
+      loop_(std::make_shared<Loop>("monarch_rdma", [this] { regions_.life().give(); })) {
   for (const auto& name : options_.lanes)
     for (const auto& lane : lanes)
       if (name == lane.name) lanes_.push_back(lane);

@@ -28,12 +28,8 @@ class PeerBoard {
   bool live(const RemoteRegion& remote) const { return slot(remote).live_id.load() == remote.name.id; }
 
  private:
-  const BoardSlot& slot(const RemoteRegion& remote) const {
-    return line(remote.slot);
-  }
-  const BoardSlot& line(uint32_t index) const {
-    return reinterpret_cast<const BoardSlot*>(mapping_->address())[index];
-  }
+  const BoardSlot& slot(const RemoteRegion& remote) const { return line(remote.slot); }
+  const BoardSlot& line(uint32_t index) const { return reinterpret_cast<const BoardSlot*>(mapping_->address())[index]; }
 
   const std::unique_ptr<Mapping> mapping_;
 };

@@ -14,8 +14,8 @@ namespace mr {
 class ProcessMemory {
  public:
   struct Identity {
-    int pid = 0;       // in our pid namespace; 0: unknown
-    int told_pid = 0;  // in its own, for messages
+    int pid = 0;                          // in our pid namespace; 0: unknown
+    int told_pid = 0;                     // in its own, for messages
     uint64_t word_address = 0, word = 0;  // in its memory, to try it
     OwnerSigns signs = {};
   };

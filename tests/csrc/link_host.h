@@ -63,7 +63,8 @@ class TestHost : public LinkHost {
   }
 
  protected:
-  TestHost(const std::string& name, const mr_options& options) : options_(Options::from(options)), loop_(name, [this] { regions_.life().give(); }) {
+  TestHost(const std::string& name, const mr_options& options)
+      : options_(Options::from(options)), loop_(name, [this] { regions_.life().give(); }) {
     random_bytes(key_.data(), key_.size());
   }
   ~TestHost() = default;

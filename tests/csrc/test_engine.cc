@@ -202,7 +202,8 @@ TEST(what_ends_at_once_needs_no_operation) {
     uint64_t value = 7;
     mr_op* none = nullptr;
     CHECK(move(MR_WRITE, &value, 20, &none) > 0 && none == nullptr);
-  }).join();
+  })
+      .join();
   CHECK_EQ(theirs[1], 7u);
   double seconds = -1;
   CHECK_EQ(std::string(mr_moved(0, &seconds)), "");

@@ -40,7 +40,8 @@ std::pair<pid_t, uint32_t> living(Place& place, int act_when, Act&& act) {
       const uint32_t told[2] = {place.sign.value(), place.sign.offset()};
       (void)!::write(said[1], told, sizeof told);
       for (;;) ::pause();
-    }).detach();
+    })
+        .detach();
     char byte;
     (void)!::read(act_when, &byte, 1);
     act();

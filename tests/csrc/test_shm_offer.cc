@@ -60,8 +60,12 @@ struct FakeOwner {
     Writer out;
     out.put(what);
     if (what == 2)
-      out.put(uint32_t{4711}).put(signs.line).put(signs.word).put(signs.word_address).put(signs.life_offset).put(
-          signs.life_word);
+      out.put(uint32_t{4711})
+          .put(signs.line)
+          .put(signs.word)
+          .put(signs.word_address)
+          .put(signs.life_offset)
+          .put(signs.life_word);
     side.on_loop([&] { side.send_on_loop(kShmOffer, out.take(), fd); });
   }
   std::string refusal_of(const OpRef& op) {

@@ -134,9 +134,8 @@ TEST(process_vm_refuses_another_process_than_the_one_that_granted) {
       shown.link = 0;
     std::atomic<bool> changed{false};
     CHECK_EQ(memory.read(to, view, base, view, 0, 8).kind, MR_PEER_LOST);
-    CHECK_EQ(
-        memory.read(to, View::from(two), reinterpret_cast<uint64_t>(values), View::from(apart), 0, 8).kind,
-        MR_PEER_LOST);
+    CHECK_EQ(memory.read(to, View::from(two), reinterpret_cast<uint64_t>(values), View::from(apart), 0, 8).kind,
+             MR_PEER_LOST);
     CHECK_EQ(memory.write(to, view, base, view, 0, 8, changed).kind, MR_PEER_LOST);
     CHECK(!changed && value == 5);
     ProcessMemory late;
