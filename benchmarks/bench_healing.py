@@ -136,7 +136,7 @@ class Newcomer:
         self.step = 0
         buffers = [RDMABuffer.from_bytes(handle, engine=self.side.engine) for handle in handles]
         targets = [leaf for leaf in self.side.state["user"].values()]
-        self._reads = [buffer.prepare_read(target) for buffer, target in zip(buffers, targets, strict=True)]
+        self._reads = [buffer.prepare_read(target, bulk=True) for buffer, target in zip(buffers, targets, strict=True)]
         self.nbytes = sum(target.nbytes for target in targets)
 
     def lane(self) -> float:

@@ -33,8 +33,9 @@ POLICY = RecoveryPolicy(
 
 @dataclass(frozen=True)
 class Setting:
-    """`rounds`: of each run; None for as many as take `seconds`. `fault_every`: seconds. `job`: where replicas run,
-    "local" or "slurm", where `sbatch` are options of each replica's job. `coordination`: as in TrainingPlan.
+    """`rounds`: of each run; None for as many as take `seconds`. `fault_every`: seconds. `seed`: of the faults,
+    `model_seed`: of model and data. `job`: where replicas run, "local" or "slurm", where `sbatch` are options of each
+    replica's job. `coordination`: as in TrainingPlan.
     """
 
     replicas: int = 4
@@ -43,6 +44,7 @@ class Setting:
     seconds: float = 75.0
     fault_every: float = 3.0
     seed: int = 0
+    model_seed: int = 0
     output: Path = Path("demo_out")
     job: str = "local"
     sbatch: tuple[str, ...] = ()
@@ -102,7 +104,7 @@ def affordable_rounds(setting: Setting) -> int:
 
 def run(setting: Setting, rounds: int, title: str, fault_every: float | None) -> History:
     """One training, with faults or without."""
-    config = TrainerConfig(model=MODEL, steps=rounds * EVERY)
+    config = TrainerConfig(model=MODEL, seed=setting.model_seed, steps=rounds * EVERY)
     plan = TrainingPlan(
         recipe(config, every=EVERY),
         steps=rounds * EVERY * setting.replicas,

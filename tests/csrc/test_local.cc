@@ -2,6 +2,7 @@
 #include <array>
 
 #include "check.h"
+#include "kernels/kernels.h"
 #include "pattern.h"
 #include "shm_side.h"
 
@@ -65,6 +66,28 @@ TEST(overlapping_ranges_of_one_process_are_moved_like_memmove) {
     std::memmove(wanted.data() + to, wanted.data() + from, length);
     CHECK_EQ(side.run(side.read(remote, from, memory.data() + to, length)), MR_OK);
     CHECK(memory == wanted);
+  }
+}
+
+TEST(threads_that_share_a_read_share_its_sums) {
+  Side side(Fd(), 0, options(true, true, 4), make_local);
+  constexpr uint64_t kSize = 20 * kMiB + 13, kBlock = 3 * kMiB / 2, kFirst = kMiB;  // a chunk ends inside of a block
+  Bytes memory(kSize);
+  paint(memory.data(), kSize, 1);
+  const RemoteRegion remote = side.describe(*side.regions().create(memory.data(), kSize, kBoth));
+  for (const uint64_t shift : {0, 3}) {
+    Bytes local(kSize + shift);
+    std::vector<uint64_t> sums(1 + (kSize + kBlock - 1) / kBlock, 77);
+    const OpRef op = side.read(remote, kFirst, local.data() + shift, kSize - kFirst);
+    op->block_sums = BlockSums(mr_block_sums{kFirst, kSize, kBlock, sums.data()});
+    CHECK_EQ(Side::wait(side.submit(op)), MR_OK);
+    CHECK_EQ(sums[0], kSize - kFirst);
+    for (uint64_t block = 0; block * kBlock < kSize; ++block) {
+      const uint64_t begin = std::max(block * kBlock, kFirst), end = std::min((block + 1) * kBlock, kSize);
+      const uint64_t start = begin == block * kBlock ? kernels::checksum_start(end - begin) : 0;
+      CHECK_EQ(sums[1 + block],
+               start + kernels::checksum(memory.data() + begin, end - begin, (begin - block * kBlock) / 8));
+    }
   }
 }
 
