@@ -398,6 +398,7 @@ typedef struct {
   const uint64_t* input_bytes;
   void* const* outputs;
   const uint64_t* output_bytes;
+  uint32_t divisor; /* what MR_AVG divides the sum by; 0: the number of members */
 } mr_collective;
 
 int mr_group_create(mr_engine* engine, const mr_group_options* options, mr_group** group, mr_error* error);
@@ -420,9 +421,12 @@ int mr_group_receive(mr_group* group, int64_t from, int64_t tag, void* data, uin
 int mr_group_abort(mr_group* group, const char* reason, mr_error* error);
 /* MR_OK, or the kind of what made it fail; then *rank (may be NULL) is the member named by it. */
 int mr_group_failure(mr_group* group, int64_t* rank, mr_error* error);
-/* 1 where this member is lost, as far as we know. */
+/* Makes the group's collectives fail, on all members, because this one has left. */
+void mr_group_lack(mr_group* group, uint32_t rank);
+/* 1 where this member is lost, or has left, as far as we know. */
 int mr_group_is_lost(mr_group* group, uint32_t rank);
-/* What is pending ends with MR_CANCELLED. The others lose a member. */
+/* Leaves the group. What is pending here ends with MR_CANCELLED. The others get what this member has given so far; what
+ * needs more of it ends there at once, with MR_PEER_LOST: a message alone, or all collectives. */
 void mr_group_close(mr_group* group);
 /* Frees the handle, when nothing is pending any more. */
 void mr_group_free(mr_group* group);

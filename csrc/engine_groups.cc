@@ -88,6 +88,10 @@ int mr_group_abort(mr_group* group, const char* reason, mr_error* error) {
       error, [&] { group->group->fail(group->group->rank(), MR_CANCELLED, reason == nullptr ? "aborted" : reason); });
 }
 
+void mr_group_lack(mr_group* group, uint32_t rank) {
+  if (rank < group->group->size()) group->group->lack(group->group->member(rank));
+}
+
 int mr_group_failure(mr_group* group, int64_t* rank, mr_error* error) {
   const Status failure = group->group->failure();
   if (rank != nullptr) *rank = group->group->failed_rank();
@@ -95,7 +99,9 @@ int mr_group_failure(mr_group* group, int64_t* rank, mr_error* error) {
 }
 
 int mr_group_is_lost(mr_group* group, uint32_t rank) {
-  return rank < group->group->size() && group->group->member(rank).lost ? 1 : 0;
+  if (rank >= group->group->size()) return 0;
+  const Member& member = group->group->member(rank);
+  return member.lost || group->group->has_left(member) ? 1 : 0;
 }
 
 void mr_group_close(mr_group* group) {

@@ -10,6 +10,7 @@ import torch
 
 from monarch_rdma import errors
 from monarch_rdma.collectives import Group
+from monarch_rdma.rdma import share
 
 __all__ = ["DTYPES", "OPS", "Group", "attempt", "check", "errors", "hammer", "time", "torch"]
 
@@ -57,37 +58,46 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a.dtype == b.dtype and a.shape == b.shape and bool(torch.equal(a.view(torch.uint8), b.view(torch.uint8)))
 
 
-def check(group: Group, dtype: torch.dtype, count: int, op: str, seed: int, root: int) -> None:
-    """Every collective once, on tensors of about `count` elements."""
+def check(
+    group: Group, dtype: torch.dtype, count: int, op: str, seed: int, root: int, *, in_place: bool = False
+) -> None:
+    """Every collective once, on tensors of about `count` elements; `in_place`: which others on the host can map."""
     rank, size = group.rank, group.size
+
+    def put(tensor: torch.Tensor) -> torch.Tensor:
+        return share(tensor, engine=group.engine) if in_place else tensor.clone()
+
+    def room(count: int) -> torch.Tensor:
+        return put(torch.empty(count, dtype=dtype))
+
     everyone = [values(dtype, count, seed * 100 + each) for each in range(size)]
-    mine = everyone[rank].clone()
+    mine = put(everyone[rank])
     if is_defined(op, dtype):
-        out = mine.clone()
+        out = put(mine)
         group.all_reduce(out, op=op)
         assert same(out, reduced(everyone, op)), "all_reduce"
-        out = mine.clone()
+        out = put(mine)
         group.reduce(out, root, op=op)
         assert same(out, reduced(everyone, op) if rank == root else mine), "reduce"
-        shards = [values(dtype, count + 3 * each, seed * 100 + rank) for each in range(size)]
-        shard = torch.empty(count + 3 * rank, dtype=dtype)
+        shards = [put(values(dtype, count + 3 * each, seed * 100 + rank)) for each in range(size)]
+        shard = room(count + 3 * rank)
         group.reduce_scatter(shard, shards, op=op)
         expected = reduced([values(dtype, count + 3 * rank, seed * 100 + each) for each in range(size)], op)
         assert same(shard, expected), "reduce_scatter"
-    out = mine.clone()
+    out = put(mine)
     group.broadcast(out, root)
     assert same(out, everyone[root]), "broadcast"
-    uneven = [torch.empty(count + each, dtype=dtype) for each in range(size)]
-    group.all_gather(uneven, values(dtype, count + rank, seed + rank))
+    uneven = [room(count + each) for each in range(size)]
+    group.all_gather(uneven, put(values(dtype, count + rank, seed + rank)))
     assert all(same(uneven[each], values(dtype, count + each, seed + each)) for each in range(size)), "all_gather"
-    gathered = [torch.empty_like(mine) for _ in range(size)] if rank == root else None
+    gathered = [room(count) for _ in range(size)] if rank == root else None
     group.gather(gathered, mine, root)
     assert gathered is None or all(map(same, gathered, everyone)), "gather"
-    out = torch.empty_like(mine)
-    group.scatter(out, everyone if rank == root else None, root)
+    out = room(count)
+    group.scatter(out, [put(each) for each in everyone] if rank == root else None, root)
     assert same(out, everyone[rank]), "scatter"
-    given = [values(dtype, count + rank + 2 * each, seed + rank * size + each) for each in range(size)]
-    got = [torch.empty(count + each + 2 * rank, dtype=dtype) for each in range(size)]
+    given = [put(values(dtype, count + rank + 2 * each, seed + rank * size + each)) for each in range(size)]
+    got = [room(count + each + 2 * rank) for each in range(size)]
     group.all_to_all(got, given)
     for each in range(size):
         assert same(got[each], values(dtype, count + each + 2 * rank, seed + each * size + rank)), "all_to_all"
@@ -111,7 +121,8 @@ def hammer(group: Group, seed: int) -> tuple[str, str, int | None]:
         dtype = draw.choice(DTYPES)
         op = draw.choice(OPS)
         count = draw.choice((1, 17, 1000, 70_000, 400_000))
+        seed, root, in_place = draw.randrange(1000), draw.randrange(group.size), draw.random() < 0.5
         try:
-            check(group, dtype, count, op, draw.randrange(1000), draw.randrange(group.size))
+            check(group, dtype, count, op, seed, root, in_place=in_place)
         except errors.RdmaError as error:
             return type(error).__name__, str(error), group.failed_rank

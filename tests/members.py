@@ -27,6 +27,16 @@ class Members:
             self.children[rank] = self._make(rank)
         self.run(self._setup, ended)
 
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """A member more, for as long as it is needed."""
+        self.children.append(self._make(len(self.children)))
+        try:
+            self.run(self._setup, [len(self.children) - 1])
+            yield
+        finally:
+            self.children.pop().close()
+
     def start(self, code: str, ranks: Sequence[int] | None = None, **names: Any) -> None:
         for rank in range(len(self.children)) if ranks is None else ranks:
             self.children[rank].start(code, **names)

@@ -67,6 +67,20 @@ def test_large_tensors(formed: Members) -> None:
     formed.run("check(group, torch.bfloat16, 100_001, 'sum', 1, 0)")
 
 
+def test_tensors_that_others_can_map_are_read_in_place(processes: Members, request: pytest.FixtureRequest) -> None:
+    """Of a MiB and more; the second one past the caches."""
+    processes.run("from monarch_rdma import config; config.configure(collective_step_bytes=1 << 16)")
+    request.addfinalizer(lambda: processes.run("config.configure(collective_step_bytes=512)"))
+    processes.form()
+    counted = "result = engine.counters().get('collectives_in_place', 0)"
+    before = processes.run(counted)
+    processes.run("check(group, torch.float32, 300_001, 'sum', 1, 2, in_place=True)")
+    processes.run("check(group, torch.int64, 800_001, 'max', 2, 0, in_place=True)")
+    used = [b - a for a, b in zip(before, processes.run(counted), strict=True)]
+    is_mapped = processes.run("result = group.core.is_on_this_host((rank + 1) % size, 10)")[0]
+    assert all(used) if is_mapped else not any(used)
+
+
 def test_messages(formed: Members) -> None:
     results = formed.run(
         """
@@ -271,6 +285,54 @@ def test_a_late_member_is_named_at_the_deadline(processes: Members) -> None:
     assert processes.run(LATE, [1]) == ["TransferTimeout"]
     # Nobody is lost: both go on.
     assert processes.run("group = group.shrink(timeout=30); group.barrier(); result = group.size", [0, 1]) == [2, 2]
+
+
+def test_what_a_member_has_given_stays_when_it_leaves(processes: Members) -> None:
+    processes.form()
+    processes.run(
+        """
+        group.broadcast(torch.full((100,), 7.0), 2)
+        group.send(torch.full((200,), 8.0), 0, tag=5)
+        group.close()
+        """,
+        [2],
+    )
+    processes.run(
+        """
+        tensor = torch.empty(100)
+        group.broadcast(tensor, 2)
+        assert tensor.eq(7).all()
+        if rank == 0:
+            message = torch.empty(200)
+            assert group.receive(message, 2, tag=5) == 2 and message.eq(8).all()
+        """,
+        [0, 1],
+    )
+    # Only what needs more of it fails, at once.
+    for call in ("group.receive(torch.empty(1), 2)", "group.send(torch.empty(1), 2)"):
+        for kind, message, seconds in processes.run(f"result = attempt(lambda: {call})", [0, 1]):
+            assert kind == "PeerLost" and "rank 2" in message and "has left" in message and seconds < 10
+    to_each_other = """
+        if rank == 0:
+            group.send(torch.ones(1000), 1)
+        else:
+            assert group.receive(torch.empty(1000)) == 0
+    """
+    processes.run(to_each_other, [0, 1])
+    processes.run("for each in range(9): group.broadcast(torch.ones(100), 0)", [0, 1])
+    assert processes.run("result = group.failed_rank", [0, 1]) == [None, None]
+    for kind, message, seconds in processes.run("result = attempt(group.barrier)", [0, 1]):
+        assert kind == "PeerLost" and "rank 2" in message and "has left" in message and seconds < 10
+    processes.run(to_each_other, [0, 1])
+    assert processes.run("result = group.failed_rank, group.shrink(timeout=30).size", [0, 1]) == [(2, 2)] * 2
+
+
+def test_who_waits_for_a_member_that_leaves_is_told(processes: Members) -> None:
+    processes.form()
+    processes.start("result = attempt(lambda: group.all_reduce(torch.ones(1000), timeout=300))", [0, 1])
+    processes.run("group.close()", [2])
+    for kind, message, seconds in processes.finish([0, 1]):
+        assert kind == "PeerLost" and "rank 2" in message and seconds < 60
 
 
 def test_ctrl_c_ends_a_wait(processes: Members) -> None:

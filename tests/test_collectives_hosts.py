@@ -63,6 +63,36 @@ def test_two_levels_give_what_one_gives(processes: Members, network: Network) ->
     assert all(torch.equal(each, sums[0]) for each in sums)
 
 
+@pytest.mark.parametrize(
+    ("ranks", "hosts"), [([0, 2, 1], [[0, 1], [2]]), ([1, 0, 2, 3, 4], [[0, 3], [1, 2, 4]])], ids=["2+1", "2+3"]
+)
+def test_hosts_with_different_numbers_of_members(processes: Members, ranks: list[int], hosts: list[list[int]]) -> None:
+    with processes.one_more():
+        processes.form(ranks)
+        assert processes.run("result = group.hosts", ranks) == [hosts] * len(ranks)
+        for root in range(len(ranks)):
+            processes.run("check(group, torch.int32, 20_001, 'sum', 3, root)", ranks, root=root)
+        averages = processes.run(
+            """
+            tensor = torch.arange(20_000.0) * (rank + 1)
+            group.all_reduce(tensor, op="avg")
+            assert torch.allclose(tensor, torch.arange(20_000.0) * (size + 1) / 2)
+            result = tensor
+            """,
+            ranks,
+        )
+        assert all(torch.equal(each, averages[0]) for each in averages)
+
+
+def test_a_member_that_leaves_is_named_by_all(processes: Members) -> None:
+    processes.form()
+    processes.start("result = attempt(lambda: group.all_reduce(torch.ones(100_000), timeout=300))", [0, 1, 2])
+    processes.run("group.close()", [3])
+    for kind, message, seconds in processes.finish([0, 1, 2]):
+        assert kind == "PeerLost" and "rank 3" in message and seconds < 60
+    assert processes.run("result = group.shrink(timeout=30).size", [0, 1, 2]) == [3] * 3
+
+
 def test_what_crosses_the_network_crosses_it_once_for_each_host(processes: Members) -> None:
     sent = {}
     for name, is_on in (("two", True), ("one", False)):

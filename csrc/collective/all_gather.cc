@@ -10,15 +10,12 @@ void all_gather(Group& group, const Call& call) {
   for (uint32_t each = 0; each < group.size(); ++each) flow.total += sizes[each];
   flow.piece_bytes = windows.window;
   flow.num_steps = windows.steps(largest);
-  flow.stage = [&](uint64_t step, uint32_t, uint8_t* piece) {
-    const uint64_t length = windows.length(ours, step);
-    copy(piece, input(call, 0) + windows.at(step), length);
-    copy(output(call, group.rank()) + windows.at(step), input(call, 0) + windows.at(step), length);
-    return length;
+  flow.stage = [&](uint64_t step, uint32_t) {
+    const Piece piece = windows.piece(input(call, 0), ours, step);
+    copy(output(call, group.rank()) + windows.at(step), piece.at, piece.bytes);
+    return piece;
   };
-  flow.take = [&](uint64_t step, uint32_t from, const uint8_t* piece, uint64_t) {
-    copy(output(call, from) + windows.at(step), piece, windows.length(sizes[from], step));
-  };
+  flow.take = [&](uint64_t step, uint32_t from, uint64_t) { return output(call, from) + windows.at(step); };
   run_flow(group, call, flow);
 }
 

@@ -6,15 +6,13 @@ namespace {
 // Up to this many bytes from all members together each reads all of them: one round. Beyond, each reduces its part and
 // reads the others' results: two rounds, but fewer bytes.
 constexpr uint64_t kOneRoundBytes = 32 << 10;
+static_assert(kOneRoundBytes < kExposedBytes);  // in one round others still read what is overwritten here
 
 void in_one_round(Group& group, const Call& call, uint64_t bytes) {
   Flow flow;
   flow.total = bytes;
   flow.piece_bytes = room_for_one(group);
-  flow.stage = [&](uint64_t, uint32_t, uint8_t* piece) {
-    copy(piece, input(call, 0), bytes);
-    return bytes;
-  };
+  flow.stage = [&](uint64_t, uint32_t) { return Piece{input(call, 0), bytes}; };
   flow.take_all = [&](uint64_t, Pieces& pieces) {
     pieces[group.rank()] = input(call, 0);
     reduce_shards(call, pieces, output(call, 0), bytes);
@@ -40,21 +38,19 @@ void in_two_rounds(Group& group, const Call& call, uint64_t bytes) {
   flow.by_rank = true;
   flow.piece_bytes = room_by_rank(group);
   flow.num_steps = windows.steps(bytes);
-  flow.stage = [&](uint64_t step, uint32_t to, uint8_t* piece) {
+  flow.stage = [&](uint64_t step, uint32_t to) {
     const Parts of = parts(step);
-    copy(piece, input(call, 0) + windows.at(step) + of.at(to), of.length(to));
-    return of.length(to);
+    return Piece{input(call, 0) + windows.at(step) + of.at(to), of.length(to)};
   };
-  flow.combine = [&](uint64_t step, Pieces& pieces, uint8_t* out) {
+  flow.combine = [&](uint64_t step, Pieces& pieces) {
     const Parts of = parts(step);
     const uint64_t at = windows.at(step) + of.at(rank);
     pieces[rank] = input(call, 0) + at;
     reduce_shards(call, pieces, output(call, 0) + at, of.length(rank));
-    copy(out, output(call, 0) + at, of.length(rank));
-    return of.length(rank);
+    return Piece{output(call, 0) + at, of.length(rank)};
   };
-  flow.take = [&](uint64_t step, uint32_t from, const uint8_t* piece, uint64_t length) {
-    copy(output(call, 0) + windows.at(step) + parts(step).at(from), piece, length);
+  flow.take = [&](uint64_t step, uint32_t from, uint64_t) {
+    return output(call, 0) + windows.at(step) + parts(step).at(from);
   };
   run_flow(group, call, flow);
 }

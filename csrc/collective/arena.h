@@ -35,6 +35,12 @@ struct alignas(64) PieceHead {
   uint64_t total;   // bytes that the call, or the message, is about
   uint64_t bytes;   // in this piece
   uint64_t number;  // of the step, or of the piece in its channel
+  uint64_t place;   // 0: the bytes follow; else 1 + where they lie in the memory that the member exposes
+};
+
+// Memory that a member lets others on its host read in place, during one call.
+struct ExposedMemory {
+  uint64_t region_id, key[2], base, size, shared_id, slot;
 };
 
 struct ArenaHead {
@@ -44,14 +50,16 @@ struct ArenaHead {
 
   // 0: all is well. Else who made the group fail, and how; written once, by anybody.
   alignas(64) std::atomic<uint64_t> failure;
-  Bell steps;     // rung for whoever waits in a collective,
-  Bell arrivals;  // for a message,
-  Bell room;      // for room in somebody's channel
+  std::atomic<uint32_t> left;  // 1: it has left the group, and gives nothing more
+  Bell steps;                  // rung for whoever waits in a collective,
+  Bell arrivals;               // for a message,
+  Bell room;                   // for room in somebody's channel
   // Steps that were staged, that were combined, and in which nothing of anybody's is read any more.
   alignas(64) std::atomic<uint64_t> staged;
   alignas(64) std::atomic<uint64_t> combined;
   alignas(64) std::atomic<uint64_t> taken;
   alignas(64) std::atomic<uint32_t> awaits;  // rank + 1 of the member whose steps this one sleeps for
+  alignas(64) ExposedMemory exposed;         // written before the step whose pieces lie there is staged
 };
 
 struct alignas(64) ChannelHead {

@@ -11,14 +11,8 @@ void broadcast(Group& group, const Call& call) {
   flow.giver = call.what.root;
   flow.piece_bytes = windows.window;
   flow.num_steps = windows.steps(bytes);
-  flow.stage = [&](uint64_t step, uint32_t, uint8_t* piece) {
-    const uint64_t length = windows.length(bytes, step);
-    copy(piece, input(call, 0) + windows.at(step), length);
-    return length;
-  };
-  flow.take = [&](uint64_t step, uint32_t, const uint8_t* piece, uint64_t length) {
-    copy(output(call, 0) + windows.at(step), piece, length);
-  };
+  flow.stage = [&](uint64_t step, uint32_t) { return windows.piece(input(call, 0), bytes, step); };
+  flow.take = [&](uint64_t step, uint32_t, uint64_t) { return output(call, 0) + windows.at(step); };
   run_flow(group, call, flow);
 }
 

@@ -11,15 +11,13 @@ void gather(Group& group, const Call& call) {
   flow.taker = call.what.root;
   flow.piece_bytes = windows.window;
   flow.num_steps = windows.steps(bytes);
-  flow.stage = [&](uint64_t step, uint32_t, uint8_t* piece) {
-    const uint64_t length = windows.length(bytes, step);
-    const uint8_t* const from = input(call, 0) + windows.at(step);
-    copy(is_root ? output(call, group.rank()) + windows.at(step) : piece, from, length);
-    return is_root ? 0 : length;
+  flow.stage = [&](uint64_t step, uint32_t) {
+    const Piece piece = windows.piece(input(call, 0), bytes, step);
+    if (!is_root) return piece;
+    copy(output(call, group.rank()) + windows.at(step), piece.at, piece.bytes);
+    return Piece{};
   };
-  flow.take = [&](uint64_t step, uint32_t from, const uint8_t* piece, uint64_t length) {
-    copy(output(call, from) + windows.at(step), piece, length);
-  };
+  flow.take = [&](uint64_t step, uint32_t from, uint64_t) { return output(call, from) + windows.at(step); };
   run_flow(group, call, flow);
 }
 

@@ -11,7 +11,7 @@ constexpr uint64_t kArenaMagic = 0x70756f7267726dULL;  // "mrgroup"
 constexpr uint32_t kArenaVersion = 1;
 
 // What a notification says: 4 bits what, 4 bits traffic, 16 bits rank of the sender, 40 bits number.
-enum class Notice : uint64_t { hello = 1, arrived, consumed, failed };
+enum class Notice : uint64_t { hello = 1, arrived, consumed, failed, left };
 
 struct Note {
   Notice what;
@@ -27,15 +27,19 @@ struct Note {
   }
 };
 
-// A failure as one word: its kind, whose fault it is, who says so.
+// A failure as one word: its kind, whose fault it is, who says so, and whether it is only that collectives need a
+// member that has left.
 struct FailureWord {
   int kind;
   uint32_t rank, reporter;
+  bool left = false;
 
-  uint64_t word() const { return uint64_t{1} << 38 | static_cast<uint64_t>(kind) << 32 | rank << 16 | reporter; }
+  uint64_t word() const {
+    return uint64_t{1} << 38 | uint64_t{left} << 37 | static_cast<uint64_t>(kind) << 32 | rank << 16 | reporter;
+  }
   static FailureWord from(uint64_t word) {
-    return {static_cast<int>(word >> 32 & 63), static_cast<uint32_t>(word >> 16 & 0xffff),
-            static_cast<uint32_t>(word & 0xffff)};
+    return {static_cast<int>(word >> 32 & 31), static_cast<uint32_t>(word >> 16 & 0xffff),
+            static_cast<uint32_t>(word & 0xffff), (word >> 37 & 1) != 0};
   }
 };
 
@@ -62,10 +66,17 @@ void raise(std::atomic<uint64_t>& counter, uint64_t value) {
   while (now < value && !counter.compare_exchange_weak(now, value)) continue;
 }
 
-void tell_failure(const Arena& arena, uint64_t word) {
-  uint64_t none = 0;
-  if (!arena.head->failure.compare_exchange_strong(none, word)) return;
+void wake(const Arena& arena) {
   for (Bell* bell : {&arena.head->steps, &arena.head->arrivals, &arena.head->room}) bell->ring();
+}
+
+// The first one counts; but that a member has left may become worse. False: it has failed already.
+bool tell_failure(const Arena& arena, uint64_t word) {
+  uint64_t now = 0;
+  while (!arena.head->failure.compare_exchange_weak(now, word))
+    if (now != 0 && (!FailureWord::from(now).left || FailureWord::from(word).left)) return false;
+  wake(arena);
+  return true;
 }
 
 }  // namespace
@@ -181,17 +192,45 @@ void Group::greet(Member& member, Time deadline) {
 
 void Group::close() {
   if (closed_.exchange(true)) return;
-  region_->set_on_notify(nullptr);
+  const bool was_over = is_over();
   for (const auto& member : members_)
     if (member->watch && !member->watch->done()) member->peer->stop(member->watch, MR_CANCELLED);
   tell_failure(arena_, FailureWord{MR_CANCELLED, rank(), rank()}.word());  // threads of ours
   try {
+    if (joined_ && !was_over) leave();
     const OpRef drop = node_->drop(region_);
+    region_->set_on_notify(nullptr);
     while (!drop->wait(-1)) continue;
     if (drop->status().ok()) node_->shared_free(region_->base);
   } catch (const Error&) {  // the engine is closed: the memory goes with it
     return;
   }
+}
+
+// The others learn it when they have all that we gave: members on this host find that in our arena, which they have
+// mapped, and those elsewhere are told how many pieces it is. What is on its way from our arena arrives first.
+void Group::leave() {
+  const std::unique_lock collectives(running, std::try_to_lock);  // not while a call is being ended
+  arena_.head->left.store(1);
+  std::vector<OpRef> told;
+  for (const auto& member : members_) {
+    if (member->rank == rank() || member->lost || has_left(*member)) continue;
+    if (member->arena.head != nullptr) wake(member->arena);
+    if (member->direct) continue;
+    const std::unique_lock messages(member->writing, std::try_to_lock);
+    uint64_t sent = 0;
+    if (collectives.owns_lock()) sent += member->sent[kStaged] + member->sent[kCombined];
+    if (messages.owns_lock()) sent += member->sent[kMessages];
+    told.push_back(notify(*member, Note{Notice::left, 0, rank(), sent + 1}.word()));
+    if (messages.owns_lock())
+      for (const OpRef& op : member->out_ops)
+        if (op) told.push_back(op);
+  }
+  if (collectives.owns_lock())
+    for (const auto& ops : leaving)
+      for (const auto& [to, op] : ops) told.push_back(op);
+  for (const OpRef& op : told)
+    while (!op->wait(-1)) continue;
 }
 
 // ---- What members tell each other ----
@@ -225,7 +264,7 @@ OpRef Group::write_piece(Member& to, Traffic traffic, uint64_t number, const uin
   return op;
 }
 
-void Group::notify(Member& to, uint64_t value) {
+OpRef Group::notify(Member& to, uint64_t value) {
   const OpRef op = start(to, Verb::write, Time::max());
   op->local = region_->base;  // of no bytes
   op->local_view = op->remote_view = View::contiguous(0, 0);
@@ -235,6 +274,7 @@ void Group::notify(Member& to, uint64_t value) {
     if (const auto self = weak.lock(); self && !status.ok()) self->on_lost(rank, status);
   };
   node_->submit(to.peer, op);
+  return op;
 }
 
 void Group::tell_consumed(Member& from, Traffic traffic, uint64_t count) {
@@ -255,6 +295,7 @@ void Group::on_notify(uint64_t value) {
     case Notice::arrived: {
       ChannelHead& channel = arena_.channel(note.rank, traffic);
       channel.arrived[note.number % kChannelSlots].store(note.number + 1);
+      if (from.arrived.fetch_add(1) + 2 == from.left.load()) wake(arena_);
       if (traffic != kMessages) return head().steps.ring();
       if (channel.readers_asleep.load() != 0) head().arrivals.ring();
       return;
@@ -263,7 +304,11 @@ void Group::on_notify(uint64_t value) {
       raise(from.consumed[traffic], note.number);
       return (traffic == kMessages ? head().room : head().steps).ring();
     case Notice::failed:
-      return tell_failure(arena_, uint64_t{1} << 38 | note.number);
+      tell_failure(arena_, uint64_t{1} << 38 | note.number);
+      return;
+    case Notice::left:
+      from.left.store(note.number);
+      return wake(arena_);
   }
   throw Error(MR_PROTOCOL, "a notification that no member sends");
 }
@@ -274,19 +319,64 @@ void Group::publish(std::atomic<uint64_t>& counter, uint64_t value) {
     if (member->direct && member->arena.head->awaits.load() == rank() + 1) member->arena.head->steps.ring();
 }
 
+// ---- Memory that is read in place ----
+
+std::unique_ptr<Exposure> Group::expose(const mr_collective& call) {
+  if (size() == 1 || call.num_inputs == 0) return nullptr;
+  const uint64_t* const largest = std::max_element(call.input_bytes, call.input_bytes + call.num_inputs);
+  auto exposure = std::make_unique<Exposure>(*node_, head(), call.inputs[largest - call.input_bytes], *largest);
+  if (!exposure->is_on()) return nullptr;
+  node_->count("collectives_in_place", 1);
+  return exposure;
+}
+
+const uint8_t* Group::exposed_by(Member& from, uint64_t place, uint64_t bytes, Time deadline) {
+  const ExposedMemory now = from.arena.head->exposed;
+  if (!from.exposed.is(now)) {
+    auto mapping = from.exposed.known(now.shared_id);
+    if (!mapping) {
+      const OpRef map = start(from, Verb::map, deadline);
+      map->remote = std::make_shared<const RemoteRegion>(Exposed::handle(*from.region, now));
+      node_->submit(from.peer, map);
+      while (!map->wait(-1)) continue;
+      check();
+      if (!map->status().ok()) {
+        fail(from.rank, map->status().kind, map->status().text);
+        throw Error(failure());
+      }
+      mapping = map->mapping;
+    }
+    from.exposed.set(now, std::move(mapping));
+  }
+  const uint8_t* const at = from.exposed.find(place, bytes);
+  if (at == nullptr) throw Error(MR_PROTOCOL, rank_text(from.rank, from.name) + " speaks of memory it does not expose");
+  return at;
+}
+
+void Group::check_exposed_by(const Member& from) {
+  if (!from.exposed.is_on()) return;
+  std::atomic_thread_fence(std::memory_order_acquire);
+  const uint64_t word = from.arena.head->failure.load();
+  if (word == 0) return;
+  tell_failure(arena_, word);
+  check();
+}
+
 // ---- Failure ----
 
 void Group::on_lost(uint32_t rank, const Status& why) {
   if (closed_) return;
   // Our own engine ends: nobody else is at fault, and others see that we go.
-  if (why.kind == MR_CANCELLED || why.kind == MR_CONFIG)
-    return tell_failure(arena_, FailureWord{MR_CANCELLED, this->rank(), this->rank()}.word());
+  if (why.kind == MR_CANCELLED || why.kind == MR_CONFIG) {
+    tell_failure(arena_, FailureWord{MR_CANCELLED, this->rank(), this->rank()}.word());
+    return;
+  }
   members_[rank]->lost = true;
+  if (has_left(*members_[rank])) return wake(arena_);  // as it said
   fail(rank, why.kind == MR_ACCESS_DENIED ? MR_PEER_LOST : why.kind, why.text);
 }
 
 void Group::fail(uint32_t rank, int kind, const std::string& why) {
-  const uint64_t word = FailureWord{kind, rank, this->rank()}.word();
   {
     std::lock_guard guard(failure_lock_);
     if (told_rank_ < 0) {
@@ -294,9 +384,28 @@ void Group::fail(uint32_t rank, int kind, const std::string& why) {
       told_ = why;
     }
   }
-  uint64_t none = 0;
-  if (!head().failure.compare_exchange_strong(none, word)) return;  // everybody has been told
-  wake_all();
+  tell_all(FailureWord{kind, rank, this->rank()}.word());
+}
+
+void Group::lack(const Member& member) { tell_all(FailureWord{MR_PEER_LOST, member.rank, rank(), true}.word()); }
+
+bool Group::has_left(const Member& member) const {
+  if (member.direct) return member.arena.head->left.load() != 0;
+  const uint64_t left = member.left.load();
+  return left != 0 && member.arrived.load() + 1 >= left;
+}
+
+bool Group::is_over() const {
+  const uint64_t word = head().failure.load(std::memory_order_relaxed);
+  return word != 0 && !FailureWord::from(word).left;
+}
+
+Error Group::left_error(const Member& member) const {
+  return Error(MR_PEER_LOST, rank_text(member.rank, member.name) + " has left the group");
+}
+
+void Group::tell_all(uint64_t word) {
+  if (!tell_failure(arena_, word)) return;  // everybody has been told
   // Others hear of it at once, and all name the same member.
   for (const auto& member : members_) {
     if (member->rank == this->rank() || member->lost) continue;
@@ -312,10 +421,6 @@ void Group::fail(uint32_t rank, int kind, const std::string& why) {
   }
 }
 
-void Group::wake_all() {
-  for (Bell* bell : {&head().steps, &head().arrivals, &head().room}) bell->ring();
-}
-
 int64_t Group::failed_rank() const {
   const uint64_t word = head().failure.load();
   return word == 0 ? -1 : int64_t{FailureWord::from(word).rank};
@@ -327,6 +432,7 @@ Status Group::failure() const {
   const FailureWord what = FailureWord::from(word);
   if (what.rank >= size() || what.reporter >= size()) return mr::fail(MR_PROTOCOL, "the group's memory is damaged");
   if (closed_) return mr::fail(MR_CANCELLED, "the group was closed");
+  if (what.left) return left_error(*members_[what.rank]).status();
   const std::string name = rank_text(what.rank, members_[what.rank]->name);
   std::string told;
   {

@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "../transport/node.h"
-#include "arena.h"
+#include "exposure.h"
 
 namespace mr {
 
@@ -29,11 +29,14 @@ struct Member {
   std::shared_ptr<const RemoteRegion> region;
   std::shared_ptr<Peer> peer;
   std::shared_ptr<Mapping> mapping;
-  Arena arena;          // where it is mapped
-  bool direct = false;  // each of us maps the other's arena
+  Arena arena;                      // where it is mapped
+  std::atomic<bool> direct{false};  // each of us maps the other's arena
+  Exposed exposed;                  // what else of its memory we read in place
   OpRef watch;
   std::atomic<uint32_t> hello{0};  // 1: it maps our arena, 2: it does not; above these bits a digest of its options
   std::atomic<bool> lost{false};
+  // It has left: 1 + how many pieces it had sent us by then, of which so many have arrived. Not of direct members.
+  std::atomic<uint64_t> left{0}, arrived{0};
 
   // Its progress, as far as we have looked: direct members.
   uint64_t staged = 0, combined = 0, taken = 0;
@@ -66,7 +69,7 @@ class Group : public std::enable_shared_from_this<Group> {
 
   // Finds all members by the handles of their arenas, in the order of ranks, and waits until they have found us.
   void join(const std::vector<RemoteRegion>& regions, Time deadline);
-  // Nothing more is waited for, watched or mapped.
+  // Leaves the group: the others still get what we have given. Nothing more is waited for, watched or mapped.
   void close();
 
   uint32_t rank() const { return options_.rank; }
@@ -81,6 +84,15 @@ class Group : public std::enable_shared_from_this<Group> {
   // The group has failed because of `rank`: everybody who waits hears of it, and all that is called later fails alike.
   void fail(uint32_t rank, int kind, const std::string& why);
   bool has_failed() const { return head().failure.load(std::memory_order_relaxed) != 0; }
+  // Has failed for more than its collectives, which fail for good when they need a member that has left.
+  bool is_over() const;
+  void check_over() const {
+    if (is_over()) throw Error(failure());
+  }
+  bool has_left(const Member& member) const;
+  // Collectives need more of a member that has left.
+  void lack(const Member& member);
+  Error left_error(const Member& member) const;
   Status failure() const;       // ok where it has not failed
   int64_t failed_rank() const;  // -1 where it has not failed
   void check() const {
@@ -102,20 +114,28 @@ class Group : public std::enable_shared_from_this<Group> {
                     std::shared_ptr<void> keep);
   void tell_consumed(Member& from, Traffic traffic, uint64_t count);
 
-  std::mutex running;                        // one collective at a time
-  uint64_t next_step = 0;                    // for who has it
-  std::vector<OpRef> leaving[kStagedSteps];  // operations that read one of our slots
+  // Lets those on this host read the call's tensors in place, until what is returned goes; null where they can't.
+  std::unique_ptr<Exposure> expose(const mr_collective& call);
+  // Bytes of a direct member's memory. They are what it meant if check_exposed_by, after they were read, does not
+  // throw.
+  const uint8_t* exposed_by(Member& from, uint64_t place, uint64_t bytes, Time deadline);
+  void check_exposed_by(const Member& from);
+
+  std::mutex running;                                            // one collective at a time
+  uint64_t next_step = 0;                                        // for who has it
+  std::vector<std::pair<Member*, OpRef>> leaving[kStagedSteps];  // operations that read one of our slots
 
  private:
   Group(std::shared_ptr<Node> node, const GroupOptions& options, RegionRef region);
   void find(Member& member, Time deadline);
   void greet(Member& member, Time deadline);
-  void notify(Member& to, uint64_t value);
+  OpRef notify(Member& to, uint64_t value);
+  void leave();
   void on_notify(uint64_t value);
   OpRef start(Member& to, Verb verb, Time deadline);
   void on_lost(uint32_t rank, const Status& why);
-  void wake_all();
   [[noreturn]] void time_out(Member& whom);
+  void tell_all(uint64_t failure_word);
   void on_signal();  // a wait was interrupted: throws where its caller wants it to end
 
   const std::shared_ptr<Node> node_;
@@ -146,8 +166,10 @@ void Group::await(Member& whom, Time deadline, Ready&& ready) {
   for (;;) {
     const uint32_t seen = head().steps.rung.load();
     asleep.awaits.store(whom.rank + 1);
+    const bool left = has_left(whom);  // before we look at what it has given
     if (ready()) return;
     check();
+    if (left) lack(whom), check();
     if (deadline != Time::max() && Clock::now() >= deadline) time_out(whom);
     if (!head().steps.sleep(seen, deadline)) on_signal();
   }
@@ -156,9 +178,9 @@ void Group::await(Member& whom, Time deadline, Ready&& ready) {
 template <typename Ready>
 bool Group::await_message(Bell& bell, const std::vector<std::atomic<uint32_t>*>& asleep, Time deadline, Ready&& ready) {
   bool is_ready = false;  // looking may take what is there: once
-  if (spinning_.until([&] { return (is_ready = ready()) || has_failed(); })) {
+  if (spinning_.until([&] { return (is_ready = ready()) || is_over(); })) {
     if (is_ready || ready()) return true;
-    check();
+    check_over();
   }
   struct Asleep {
     const std::vector<std::atomic<uint32_t>*>& flags;
@@ -170,7 +192,7 @@ bool Group::await_message(Bell& bell, const std::vector<std::atomic<uint32_t>*>&
   for (;;) {
     const uint32_t seen = bell.rung.load();
     if (ready()) return true;
-    check();
+    check_over();
     if (deadline != Time::max() && Clock::now() >= deadline) return false;
     if (!bell.sleep(seen, deadline)) on_signal();
   }

@@ -25,13 +25,13 @@ class Sender {
 
   void send(int64_t tag, const uint8_t* data, uint64_t bytes) {
     const std::lock_guard guard(to_.writing);
-    group_.check();
+    group_.check_over();
     const uint64_t part = group_.options().message_bytes;
     uint64_t at = 0;
     do {
       const uint64_t number = to_.sent[kMessages], length = std::min(part, bytes - at);
       await_room(number, at == 0);
-      const PieceHead head{static_cast<uint64_t>(tag), bytes, length, number};
+      const PieceHead head{static_cast<uint64_t>(tag), bytes, length, number, 0};
       to_.direct ? put(head, data + at) : write(head, data + at);
       to_.sent[kMessages] = number + 1;
       at += length;
@@ -40,6 +40,7 @@ class Sender {
 
  private:
   void await_room(uint64_t number, bool is_first) {
+    if (group_.has_left(to_)) throw group_.left_error(to_);
     if (number < kChannelSlots) return;
     std::vector<std::atomic<uint32_t>*> asleep;
     std::atomic<uint64_t>* consumed = &to_.consumed[kMessages];
@@ -50,12 +51,13 @@ class Sender {
     }
     const OpRef& before = to_.out_ops[number % kChannelSlots];  // may still read the slot
     const bool has_room = group_.await_message(group_.head().room, asleep, deadline_, [&] {
-      return consumed->load() + kChannelSlots > number && (!before || before->done());
+      return group_.has_left(to_) || (consumed->load() + kChannelSlots > number && (!before || before->done()));
     });
+    if (group_.has_left(to_)) throw group_.left_error(to_);
     if (has_room) return;
     // Half a message can't be taken back.
     if (!is_first) group_.fail(to_.rank, MR_TRANSFER_TIMEOUT, "it took only a part of a message before the deadline");
-    group_.check();
+    group_.check_over();
     throw Error(MR_TRANSFER_TIMEOUT, "send to " + rank_text(to_.rank) + ": it takes no messages");
   }
 
@@ -123,10 +125,16 @@ class Receiver {
   void read(uint8_t* out, uint64_t bytes, Time deadline) {
     uint64_t at = 0;
     do {
-      if (!group_.await_message(group_.head().arrivals, {asleep()}, deadline, [&] { return next() != nullptr; })) {
+      bool left = false;
+      const auto ready = [&] {
+        left = group_.has_left(from_);
+        return next() != nullptr || left;
+      };
+      if (!group_.await_message(group_.head().arrivals, {asleep()}, deadline, ready)) {
         group_.fail(from_.rank, MR_TRANSFER_TIMEOUT, "only a part of its message came before the deadline");
-        group_.check();
+        group_.check_over();
       }
+      if (next() == nullptr) throw group_.left_error(from_);
       const PieceHead head = *next();
       if (head.total != bytes || head.bytes > bytes - at || head.bytes > group_.options().message_bytes ||
           (head.bytes == 0 && bytes != 0))
@@ -206,17 +214,23 @@ uint32_t receive_message(Group& group, int64_t from, int64_t tag, uint8_t* out, 
     }
   } wake{group, asleep};
   // What another thread is just reading is looked at when it has put it aside.
+  bool all_left = false;
   const bool came = group.await_message(group.head().arrivals, asleep, deadline, [&] {
+    all_left = true;
     for (Member* member : members) {
       const std::unique_lock guard(member->reading, std::try_to_lock);
+      const bool left = group.has_left(*member);  // before we look at what has come
+      all_left = all_left && left && guard.owns_lock();
       if (!guard.owns_lock() || !receive_if_there(group, *member, tag, out, bytes, deadline)) continue;
+      all_left = false;
       sender = member->rank;
       return true;
     }
-    return false;
+    return all_left;
   });
+  if (all_left) throw group.left_error(*members.back());
   if (came) return sender;
-  group.check();
+  group.check_over();
   throw Error(MR_TRANSFER_TIMEOUT,
               "receive of a message with tag " + std::to_string(tag) + " from " +
                   (from == kAnybody ? "anybody" : rank_text(sender = static_cast<uint32_t>(from))) +

@@ -103,7 +103,8 @@ void check_call(const Group& group, const mr_collective& call) {
 void reduce_shards(const Call& call, const Pieces& shards, uint8_t* out, uint64_t bytes) {
   const auto dtype = static_cast<mr_dtype>(call.what.dtype);
   kernels::reduce(dtype, static_cast<kernels::ReduceOp>(call.what.reduction),
-                  reinterpret_cast<const void* const*>(shards.data()), shards.size(), out, bytes / dtype_size(dtype));
+                  reinterpret_cast<const void* const*>(shards.data()), shards.size(), out, bytes / dtype_size(dtype),
+                  call.what.divisor);
 }
 
 void run_collective(Group& group, const mr_collective& what, Time deadline) {

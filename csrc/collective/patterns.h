@@ -38,6 +38,9 @@ struct Windows {
   uint64_t length(uint64_t bytes, uint64_t step) const {
     return at(step) >= bytes ? 0 : std::min(window, bytes - at(step));
   }
+  Piece piece(const uint8_t* tensor, uint64_t bytes, uint64_t step) const {
+    return {tensor + at(step), length(bytes, step)};
+  }
 };
 
 // Nothing where they are the same memory.

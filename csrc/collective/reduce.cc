@@ -10,11 +10,8 @@ void reduce(Group& group, const Call& call) {
   flow.taker = call.what.root;
   flow.piece_bytes = windows.window;
   flow.num_steps = windows.steps(bytes);
-  flow.stage = [&](uint64_t step, uint32_t, uint8_t* piece) {
-    if (call.what.root == group.rank()) return uint64_t{0};
-    const uint64_t length = windows.length(bytes, step);
-    copy(piece, input(call, 0) + windows.at(step), length);
-    return length;
+  flow.stage = [&](uint64_t step, uint32_t) {
+    return call.what.root == group.rank() ? Piece{} : windows.piece(input(call, 0), bytes, step);
   };
   flow.take_all = [&](uint64_t step, Pieces& pieces) {
     pieces[group.rank()] = input(call, 0) + windows.at(step);

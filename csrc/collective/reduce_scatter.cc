@@ -12,11 +12,7 @@ void reduce_scatter(Group& group, const Call& call) {
   flow.by_rank = true;
   flow.piece_bytes = windows.window;
   flow.num_steps = windows.steps(largest);
-  flow.stage = [&](uint64_t step, uint32_t to, uint8_t* piece) {
-    const uint64_t length = windows.length(sizes[to], step);
-    copy(piece, input(call, to) + windows.at(step), length);
-    return length;
-  };
+  flow.stage = [&](uint64_t step, uint32_t to) { return windows.piece(input(call, to), sizes[to], step); };
   flow.take_all = [&](uint64_t step, Pieces& pieces) {
     const uint64_t length = windows.length(sizes[rank], step);
     if (length == 0) return;

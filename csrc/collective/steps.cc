@@ -1,6 +1,9 @@
 #include "steps.h"
 
 #include <algorithm>
+#include <cstring>
+
+#include "../memory/strided_copy.h"
 
 namespace mr {
 namespace {
@@ -21,6 +24,11 @@ class Run {
   Run(Group& group, const Call& call, const Flow& flow)
       : group_(group), flow_(flow), call_(call.number()), deadline_(call.deadline), first_(group.next_step) {
     for (uint32_t i = 1; i < group.size(); ++i) others_.push_back(&group.member((group.rank() + i) % group.size()));
+    if (gives() && std::all_of(others_.begin(), others_.end(), [](const Member* each) { return each->direct.load(); }))
+      exposure_ = group.expose(call.what);
+  }
+  ~Run() {
+    for (Member* member : others_) member->exposed.reset();
   }
 
   void run() {
@@ -30,6 +38,7 @@ class Run {
       if (flow_.combine && i >= 1 && i - 1 < steps) combine(i - 1);
       if (i >= lag) take(i - lag);
     }
+    if (exposure_) await_readers(first_ + steps);
     group_.next_step = first_ + steps;
   }
 
@@ -47,41 +56,52 @@ class Run {
   }
   static uint8_t* data(PieceHead* head) { return reinterpret_cast<uint8_t*>(head + 1); }
 
+  // Until all members that read our memory have done so, in all steps before `step`.
+  void await_readers(uint64_t step) {
+    for (Member* member : others_)
+      if (member->direct)
+        group_.await(*member, deadline_, [&] {
+          if (member->taken >= step || group_.has_left(*member)) return true;
+          member->taken = member->arena.head->taken.load();
+          return member->taken >= step;
+        });
+  }
+
   void await_room(uint64_t i) {
     const uint64_t now = step(i);
-    for (Member* member : others_) {
-      if (member->direct && now >= kStagedSteps)
-        group_.await(*member, deadline_, [&] {
-          if (member->taken + kStagedSteps > now) return true;
-          member->taken = member->arena.head->taken.load();
-          return member->taken + kStagedSteps > now;
-        });
-    }
+    if (now >= kStagedSteps) await_readers(now - kStagedSteps + 1);
     auto& leaving = group_.leaving[now % kStagedSteps];
-    for (const OpRef& op : leaving) group_.await(*others_.front(), deadline_, [&] { return op->done(); });
+    for (const auto& [to, op] : leaving)
+      group_.await(*to, deadline_, [&, to = to, op = op] { return op->done() || group_.has_left(*to); });
     leaving.clear();
   }
 
-  void send(Member& to, Traffic traffic, uint64_t i, PieceHead* head) {
+  void send(Member& to, Traffic traffic, uint64_t i, const PieceHead* head) {
+    if (group_.has_left(to)) return;
     const uint64_t number = to.sent[traffic]++;
     if (number >= kChannelSlots)
-      group_.await(to, deadline_, [&] { return to.consumed[traffic].load() + kChannelSlots > number; });
+      group_.await(to, deadline_,
+                   [&] { return to.consumed[traffic].load() + kChannelSlots > number || group_.has_left(to); });
     const auto* bytes = reinterpret_cast<const uint8_t*>(head);
-    group_.leaving[step(i) % kStagedSteps].push_back(
-        group_.write_piece(to, traffic, number, bytes, sizeof *head + head->bytes, group_.memory()));
+    group_.leaving[step(i) % kStagedSteps].emplace_back(
+        &to, group_.write_piece(to, traffic, number, bytes, sizeof *head + head->bytes, group_.memory()));
+  }
+
+  // Into our slot: the bytes, or where they lie.
+  PieceHead* put(uint64_t i, uint64_t index, const Piece& what) {
+    PieceHead* const head = piece(group_.arena(), i, index);
+    const uint64_t place = exposure_ ? exposure_->place_of(what.at, what.bytes) : 0;
+    if (place == 0 && what.bytes != 0) std::memcpy(data(head), what.at, what.bytes);
+    *head = {call_, flow_.total, what.bytes, step(i), place};
+    return head;
   }
 
   void stage(uint64_t i) {
     await_room(i);
-    const auto fill = [&](uint64_t index, uint32_t to) {
-      PieceHead* const head = piece(group_.arena(), i, index);
-      *head = {call_, flow_.total, flow_.stage(i, to, data(head)), step(i)};
-      return head;
-    };
-    PieceHead* head = flow_.by_rank ? nullptr : fill(0, 0);
+    const PieceHead* const head = flow_.by_rank ? nullptr : put(i, 0, flow_.stage(i, 0));
     if (flow_.by_rank)
       for (Member* member : others_)
-        if (gives_to(*member)) fill(member->rank, member->rank);
+        if (gives_to(*member)) put(i, member->rank, flow_.stage(i, member->rank));
     group_.publish(group_.head().staged, step(i) + 1);
     for (Member* member : others_)
       if (!member->direct && gives_to(*member))
@@ -120,18 +140,37 @@ class Run {
   Pieces await_all(uint64_t i) {
     Pieces pieces(group_.size(), nullptr);
     for (Member* member : others_)
-      if (takes_from(*member)) pieces[member->rank] = bytes_of(await_piece(*member, kStaged, i));
+      if (takes_from(*member)) pieces[member->rank] = bytes_of(*member, await_piece(*member, kStaged, i));
     return pieces;
   }
-  static const uint8_t* bytes_of(const PieceHead* head) { return reinterpret_cast<const uint8_t*>(head + 1); }
+
+  const uint8_t* bytes_of(Member& from, const PieceHead* head) {
+    if (head->place == 0) return reinterpret_cast<const uint8_t*>(head + 1);
+    return group_.exposed_by(from, head->place, head->bytes, deadline_);
+  }
+
+  void copy(uint8_t* to, Member& from, const PieceHead* head) {
+    const uint8_t* const bytes = bytes_of(from, head);
+    if (head->bytes == 0) return;
+    // Memory that we have not touched yet need not be read to be overwritten.
+    if (head->place != 0 && flow_.total >= kStreamingBytes)
+      streaming_copy(to, bytes, head->bytes), finish_streaming();
+    else
+      std::memcpy(to, bytes, head->bytes);
+  }
 
   void combine(uint64_t i) {
     Pieces pieces = await_all(i);
-    PieceHead* const head = piece(group_.arena(), i, group_.rank());
-    *head = {call_, flow_.total, flow_.combine(i, pieces, data(head)), step(i)};
+    const PieceHead* const head = put(i, group_.rank(), flow_.combine(i, pieces));
+    check_exposed();
     group_.publish(group_.head().combined, step(i) + 1);
     for (Member* member : others_)
       if (!member->direct) send(*member, kCombined, i, head);
+  }
+
+  // A member whose memory we have read in place may have given up meanwhile, and changed it.
+  void check_exposed() {
+    for (Member* member : others_) group_.check_exposed_by(*member);
   }
 
   void take(uint64_t i) {
@@ -144,9 +183,10 @@ class Run {
       for (Member* member : others_) {
         if (!takes_from(*member)) continue;
         const PieceHead* const head = await_piece(*member, flow_.combine ? kCombined : kStaged, i);
-        flow_.take(i, member->rank, bytes_of(head), head->bytes);
+        copy(flow_.take(i, member->rank, head->bytes), *member, head);
       }
     }
+    check_exposed();
     for (Member* member : others_)
       if (!member->direct && takes_from(*member))
         for (const Traffic traffic : {kStaged, kCombined})
@@ -160,6 +200,7 @@ class Run {
   const Time deadline_;
   const uint64_t first_;
   std::vector<Member*> others_;
+  std::unique_ptr<Exposure> exposure_;
 };
 
 }  // namespace

@@ -1,8 +1,9 @@
 // How every collective goes: in steps, each about what fits into a slot. In a step each member stages what it has for
-// others in a slot of its arena; those who need it read it there, once, straight into their result or into a reduction.
-// Where results are made from all members' pieces and needed by all, each member combines its part of them, puts it
-// into the slot as well, and the others take it. Members are up to kStagedSteps steps apart, and steps overlap: while
-// this one is staged, the one before is combined, and the one before that is taken.
+// others in a slot of its arena, or says there where it lies (exposure.h); those who need it read it there, once,
+// straight into their result or into a reduction. Where results are made from all members' pieces and needed by all,
+// each member combines its part of them, puts it into the slot as well, and the others take it. Members are up to
+// kStagedSteps steps apart, and steps overlap: while this one is staged, the one before is combined, and the one before
+// that is taken.
 //
 // Between members that are not direct the same pieces are written, one-sided, into channels of whoever needs them.
 #pragma once
@@ -22,7 +23,13 @@ struct Call {
   std::string text() const;
 };
 
-// What stands in a slot for us from each member; ours is whatever the pattern puts there.
+// Bytes of a tensor that others need.
+struct Piece {
+  const uint8_t* at = nullptr;
+  uint64_t bytes = 0;
+};
+
+// Where what each member has for us can be read; ours is whatever the pattern puts there.
 using Pieces = std::vector<const uint8_t*>;
 
 struct Flow {
@@ -33,13 +40,13 @@ struct Flow {
   bool by_rank = false;      // a piece for each member; else one for all
   uint64_t piece_bytes = 0;  // most bytes of a piece
 
-  // Puts what member `to` needs (all the others, unless by_rank) into `piece`; returns how many bytes that is.
-  std::function<uint64_t(uint64_t step, uint32_t to, uint8_t* piece)> stage;
-  // Of what all have staged, makes our part of the result in `out`; returns its bytes.
-  std::function<uint64_t(uint64_t step, Pieces& pieces, uint8_t* out)> combine;
-  // With a piece, or a combined one, of member `from`.
-  std::function<void(uint64_t step, uint32_t from, const uint8_t* piece, uint64_t bytes)> take;
-  // Instead: with those of all givers at once.
+  // What member `to` needs (all the others, unless by_rank): it stays as it is until the call ends.
+  std::function<Piece(uint64_t step, uint32_t to)> stage;
+  // Of what all have staged, makes our part of the result where it belongs, and says where that is.
+  std::function<Piece(uint64_t step, Pieces& pieces)> combine;
+  // Where a piece, or a combined one, of member `from` goes.
+  std::function<uint8_t*(uint64_t step, uint32_t from, uint64_t bytes)> take;
+  // Instead: does something with those of all givers at once.
   std::function<void(uint64_t step, Pieces& pieces)> take_all;
 };
 

@@ -23,8 +23,9 @@ inline bool can_reduce(mr_dtype dtype, ReduceOp op) {
 
 // out[i] = op over shards[0][i], shards[1][i], ..., in this order; fp32 (fp64 for fp64) inside of floating types,
 // integers wrap around. A NaN goes through every op, and is the canonical one in the result. out may be one of the
-// shards (exactly). May be cut anywhere.
-void reduce(mr_dtype dtype, ReduceOp op, const void* const* shards, size_t num_shards, void* out, size_t count);
+// shards (exactly). avg divides by `divisor`, 0: by the number of shards. May be cut anywhere.
+void reduce(mr_dtype dtype, ReduceOp op, const void* const* shards, size_t num_shards, void* out, size_t count,
+            size_t divisor = 0);
 
 // Elements from one dtype to another as torch's .to() does it (elements.h: converted). May be cut anywhere.
 void convert(mr_dtype from, const void* src, mr_dtype to, void* dst, size_t count);

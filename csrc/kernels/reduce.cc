@@ -109,7 +109,8 @@ class Reduction {
                  std::find(shards, shards + num_shards, out) == shards + num_shards;
   }
 
-  void piece(size_t begin, size_t count, bool average) {
+  // divisor: of an average; 0 else.
+  void piece(size_t begin, size_t count, size_t divisor) {
     size_t shard = 0;
     const auto next = [&](size_t slot) { return values(shard++, slot, begin, count); };
     if (sums_four(begin, count)) {
@@ -132,7 +133,7 @@ class Reduction {
       run_vectorised<NextOne<Op, Value>>(partial_, a, count);
     }
     if constexpr (std::is_floating_point_v<Value>)
-      if (average) run_vectorised<Divide<Value>>(partial_, Value(num_shards_), count);
+      if (divisor != 0) run_vectorised<Divide<Value>>(partial_, Value(divisor), count);
     store(begin, count);
   }
 
@@ -204,29 +205,32 @@ void with_value(mr_dtype dtype, const Use& use) {
 }
 
 template <typename Op>
-void reduce_with(mr_dtype dtype, const void* const* shards, size_t num_shards, void* out, size_t count, bool average) {
+void reduce_with(mr_dtype dtype, const void* const* shards, size_t num_shards, void* out, size_t count,
+                 size_t divisor) {
   with_value(dtype, [&](auto value) {
     using Value = decltype(value);
     Reduction<Value, Op> reduction(dtype, shards, num_shards, out, count);
     const size_t most = reduction.piece_size();
-    for (size_t begin = 0; begin < count; begin += most) reduction.piece(begin, std::min(most, count - begin), average);
+    for (size_t begin = 0; begin < count; begin += most) reduction.piece(begin, std::min(most, count - begin), divisor);
     finish_streaming();
   });
 }
 
 }  // namespace
 
-void reduce(mr_dtype dtype, ReduceOp op, const void* const* shards, size_t num_shards, void* out, size_t count) {
+void reduce(mr_dtype dtype, ReduceOp op, const void* const* shards, size_t num_shards, void* out, size_t count,
+            size_t divisor) {
   switch (op) {
     case ReduceOp::sum:
+      return reduce_with<Sum>(dtype, shards, num_shards, out, count, 0);
     case ReduceOp::avg:
-      return reduce_with<Sum>(dtype, shards, num_shards, out, count, op == ReduceOp::avg);
+      return reduce_with<Sum>(dtype, shards, num_shards, out, count, divisor != 0 ? divisor : num_shards);
     case ReduceOp::min:
-      return reduce_with<Min>(dtype, shards, num_shards, out, count, false);
+      return reduce_with<Min>(dtype, shards, num_shards, out, count, 0);
     case ReduceOp::max:
-      return reduce_with<Max>(dtype, shards, num_shards, out, count, false);
+      return reduce_with<Max>(dtype, shards, num_shards, out, count, 0);
     case ReduceOp::prod:
-      return reduce_with<Product>(dtype, shards, num_shards, out, count, false);
+      return reduce_with<Product>(dtype, shards, num_shards, out, count, 0);
   }
 }
 

@@ -208,6 +208,11 @@ uint64_t RegionTable::shared_free(void* address) {
   return memory->id;
 }
 
+std::shared_ptr<SharedMemory> RegionTable::shared_at(const void* address, uint64_t size) {
+  std::lock_guard guard(lock_);
+  return shared_at_locked(address, size);
+}
+
 std::shared_ptr<SharedMemory> RegionTable::shared_at_locked(const void* address, uint64_t size) {
   const auto at = reinterpret_cast<uintptr_t>(address);
   auto found = shared_.upper_bound(at);

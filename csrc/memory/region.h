@@ -174,6 +174,7 @@ class RegionTable {
 
   void* shared_alloc(uint64_t size);
   uint64_t shared_free(void* address);  // its id; MR_CONFIG where unknown or in use
+  std::shared_ptr<SharedMemory> shared_at(const void* address, uint64_t size);  // null: no such memory has all of it
 
   RegionRef create(void* base, uint64_t size, uint32_t access, int device = -1);
   // The region if the name is known, the key right and `right` granted; else throws MR_ACCESS_DENIED.

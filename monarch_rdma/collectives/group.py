@@ -226,7 +226,11 @@ class Group:
         return Group.form([*self.members, *newcomers], engine=self.engine, timeout=timeout)
 
     def close(self) -> None:
-        """Lets go of the group, once all are done: who still needs us waits until its deadline. See `abort`."""
+        """Leaves the group. The others still get what this member has given, and go on with each other.
+
+        What needs more of it ends with PeerLost at once, naming it: a message alone, a collective with all later ones.
+        `shrink` then makes a group without it.
+        """
         if self._hierarchy is not None:
             self._hierarchy.close()
         self.core.close()

@@ -4,6 +4,9 @@ The members on one host form a group in its memory ("local"). The first of each 
 the second of each, and so on ("across"): the members of a host share its work on the network. An all_reduce is a
 reduce_scatter on each host, an all_reduce of each part across hosts, and an all_gather on each host.
 
+Where hosts have different numbers of members, as many on each as the smallest has carry what crosses: the member in
+place p is served by the carrier in place p modulo their number. So each group across hosts has a member on all of them.
+
 Whoever meets a failure in one of its groups makes all of them fail, that of all members first, and so on through the
 grid: all end with what the group of all members says.
 """
@@ -31,26 +34,29 @@ _ITEM = (1, 1, 2, 4, 8, 4, 8, 2, 2, 1, 1, 1, 1, 1)
 _NOTICED = 2.0  # seconds after which a loss that one group has noticed must have been noticed by the other one
 _LOOK = 0.02  # seconds between looks of the guard, while a call runs
 _WORD = 8  # bytes
+_NOTHING: core.Block = (0, 0)
+_SUM, _AVG = core.REDUCTIONS["sum"], core.REDUCTIONS["avg"]
 Blocks = Sequence[core.Block]
 
 
 def hierarchy_of(
     engine: Engine, whole: core.CoreGroup, members: Sequence[str], name: str, timeout: float
 ) -> Hierarchy | None:
-    """All members call it when `whole` has met. None: on one host, or not as many on each, or one on each.
+    """All members call it when `whole` has met. None: on one host, or one member on each.
 
     Raises as `meet`; where a member is lost meanwhile `whole` fails because of it.
     """
     deadline = time.monotonic() + timeout
     hosts, least = hosts_of(whole, timeout)
-    height, width = len(hosts), len(hosts[0])
-    if height == 1 or width == 1 or any(len(host) != width for host in hosts):
+    if len(hosts) == 1 or all(len(host) == 1 for host in hosts):
         return None
     ours = next(host for host in hosts if whole.rank in host)
-    column = [host[ours.index(whole.rank)] for host in hosts]
+    place = ours.index(whole.rank)
     met: list[core.CoreGroup] = []
     try:
-        for level, ranks in (("local", ours), ("across", column)):
+        for level, ranks in (("local", ours), ("across", [host[place] for host in hosts if place < len(host)])):
+            if level == "across" and place >= min(map(len, hosts)):
+                continue
             left = deadline - time.monotonic()
             met.append(meet(engine, [members[rank] for rank in ranks], f"{name}/{level}", left))
     except BaseException:
@@ -88,19 +94,22 @@ class Hierarchy:
         whole: core.CoreGroup,
         hosts: list[list[int]],
         local: core.CoreGroup,
-        across: core.CoreGroup,
+        across: core.CoreGroup | None = None,
         *,
         least: int,
     ) -> None:
         """`least`: bytes of all members together from which on two levels are worth it."""
         self.whole, self.hosts = whole, hosts
         self._local, self._across = local, across
-        self._ranks = {
-            local: next(host for host in hosts if whole.rank in host),
-            across: [host[local.rank] for host in hosts],
-        }
+        self._host = next(host for host in hosts if whole.rank in host)
+        self._width = min(map(len, hosts))  # carriers on each host
+        self._turns = range(0, max(map(len, hosts)), self._width)
+        self._levels = (local,) if across is None else (local, across)
+        self._ranks = {local: self._host}
+        if across is not None:
+            self._ranks[across] = [host[local.rank] for host in hosts]
         self._least = least
-        self._guard = _Guard(whole, (local, across))
+        self._guard = _Guard(whole, self._levels)
         self._ways: dict[int, Callable[..., None]] = {
             core.ALL_REDUCE: self._all_reduce,
             core.REDUCE_SCATTER: self._reduce_scatter,
@@ -131,8 +140,11 @@ class Hierarchy:
 
         def step(group: core.CoreGroup, kind: int, inputs: Blocks, outputs: Blocks, root: int = 0) -> None:
             left = max(0.0, deadline - time.monotonic()) if deadline is not None else -1.0
+            # An average is divided by the number of all members at once, on the first level.
+            op = _SUM if reduction == _AVG and group is self._across else reduction
+            options = {"root": root, "dtype": dtype, "reduction": op, "divisor": self.whole.size}
             try:
-                group.run(kind, inputs, outputs, root=root, dtype=dtype, reduction=reduction, timeout=left)
+                group.run(kind, inputs, outputs, timeout=left, **options)
             except RdmaError as error:
                 raise self._failed(group, error) from error
             except BaseException:
@@ -143,12 +155,12 @@ class Hierarchy:
             way(step, inputs, outputs, root=root, item=_ITEM[dtype] if dtype < len(_ITEM) else 1)
 
     def abort(self, reason: str) -> None:
-        for group in (self.whole, self._local, self._across):
+        for group in (self.whole, *self._levels):
             group.abort(reason)
 
     def close(self) -> None:
         self._guard.close()
-        for group in (self._local, self._across):
+        for group in self._levels:
             group.close()
 
     # --- the ways; all members choose the same, by sizes that all know
@@ -159,33 +171,96 @@ class Hierarchy:
         return self.whole.size * max(size for _, size in [*inputs, *outputs])
 
     def _all_reduce(self, step: Any, inputs: Blocks, outputs: Blocks, *, root: int, item: int) -> None:
-        given, to = _parts(inputs[0], self._local.size, item), _parts(outputs[0], self._local.size, item)
+        given = self._padded(_parts(inputs[0], self._width, item))
+        to = self._padded(_parts(outputs[0], self._width, item))
         mine = to[self._local.rank]
         step(self._local, core.REDUCE_SCATTER, given, [mine])
-        step(self._across, core.ALL_REDUCE, [mine], [mine])
+        if self._across is not None:
+            step(self._across, core.ALL_REDUCE, [mine], [mine])
         step(self._local, core.ALL_GATHER, [mine], to)
 
     def _reduce_scatter(self, step: Any, inputs: Blocks, outputs: Blocks, *, root: int, item: int) -> None:
-        column = self._ranks[self._across]
-        kept = [bytearray(inputs[rank][1]) for rank in column]
-        partial = [_block(each) for each in kept]
-        for host, mine in zip(self.hosts, partial, strict=True):
-            step(self._local, core.REDUCE_SCATTER, [inputs[rank] for rank in host], [mine])
-        step(self._across, core.REDUCE_SCATTER, partial, outputs)
+        kept: list[bytearray] = []
+        partial: dict[int, core.Block] = {}  # of ranks that this member carries for, on all hosts
+        for turn in self._turns:
+            for host in self.hosts:
+                carried = host[turn : turn + self._width]
+                mine = _at(carried, self._local.rank)
+                if mine is not None:
+                    kept.append(bytearray(inputs[mine][1]))
+                    partial[mine] = _block(kept[-1])
+                given = self._padded([inputs[rank] for rank in carried])
+                step(self._local, core.REDUCE_SCATTER, given, [_NOTHING if mine is None else partial[mine]])
+        results: dict[int, core.Block] = {}  # of ranks on this host, by their place
+        if self._across is not None:
+            for turn in self._turns:
+                column = [_at(host, turn + self._local.rank) for host in self.hosts]
+                place = turn + self._local.rank
+                mine = _at(self._host, place)
+                if turn == 0:
+                    results[place] = outputs[0]
+                elif mine is not None:
+                    kept.append(bytearray(inputs[mine][1]))
+                    results[place] = _block(kept[-1])
+                given = [_NOTHING if rank is None else partial[rank] for rank in column]
+                step(self._across, core.REDUCE_SCATTER, given, [results.get(place, _NOTHING)])
+        self._hand_over(step, {place: block for place, block in results.items() if place >= self._width}, outputs[0])
+
+    def _hand_over(self, step: Any, results: dict[int, core.Block], output: core.Block) -> None:
+        """From those who carry to those on this host for whom they do, by place."""
+        size, place = self._local.size, self._local.rank
+        if size == self._width:
+            return
+        to = [_NOTHING] * size
+        if place >= self._width:
+            to[place % self._width] = output
+        step(self._local, core.ALL_TO_ALL, [results.get(each, _NOTHING) for each in range(size)], to)
 
     def _all_gather(self, step: Any, inputs: Blocks, outputs: Blocks, *, root: int, item: int) -> None:
-        column = self._ranks[self._across]
-        step(self._across, core.ALL_GATHER, inputs, [outputs[rank] for rank in column])
-        for host, rank in zip(self.hosts, column, strict=True):
-            step(self._local, core.ALL_GATHER, [outputs[rank]], [outputs[each] for each in host])
+        size, place = self._local.size, self._local.rank
+        if size > self._width:  # what others carry for us
+            given, to = [_NOTHING] * size, [_NOTHING] * size
+            if place >= self._width:
+                given[place % self._width] = inputs[0]
+            else:
+                for each in range(place + self._width, size, self._width):
+                    to[each] = outputs[self._host[each]]
+            step(self._local, core.ALL_TO_ALL, given, to)
+        if self._across is not None:
+            for turn in self._turns:
+                column = [_at(host, turn + place) for host in self.hosts]
+                mine = _at(self._host, turn + place)
+                block = inputs[0] if turn == 0 else _NOTHING if mine is None else outputs[mine]
+                to = [_NOTHING if rank is None else outputs[rank] for rank in column]
+                step(self._across, core.ALL_GATHER, [block], to)
+        for turn in self._turns:
+            for host in self.hosts:
+                to = self._padded([outputs[rank] for rank in host[turn : turn + self._width]])
+                step(self._local, core.ALL_GATHER, [to[place]], to)
 
     def _broadcast(self, step: Any, inputs: Blocks, outputs: Blocks, *, root: int, item: int) -> None:
         height, place = next((i, host.index(root)) for i, host in enumerate(self.hosts) if root in host)
-        if self._local.rank == place:
-            step(self._across, core.BROADCAST, inputs, outputs, root=height)
-            step(self._local, core.BROADCAST, inputs or outputs, [], root=place)
-        else:
-            step(self._local, core.BROADCAST, [], outputs, root=place)
+        carrier = place % self._width
+        is_first = place != carrier and root in self._host  # this host has it before it crosses
+
+        def on_host(source: int) -> None:
+            if self._local.rank == source:
+                step(self._local, core.BROADCAST, inputs or outputs, [], root=source)
+            else:
+                step(self._local, core.BROADCAST, [], outputs, root=source)
+
+        if is_first:
+            on_host(place)
+        if self._local.rank == carrier:
+            is_root = root in self._host
+            blocks = (inputs or outputs, []) if is_root else ([], outputs)
+            step(self._across, core.BROADCAST, *blocks, root=height)
+        if not is_first:
+            on_host(carrier)
+
+    def _padded(self, blocks: Blocks) -> list[core.Block]:
+        """One for each member on this host: those beyond the carriers have none."""
+        return [*blocks, *[_NOTHING] * (self._local.size - len(blocks))]
 
     def _failed(self, group: core.CoreGroup, error: RdmaError) -> Exception:
         """What has failed in one group is told in all: first in that of all members, which the others ask."""
@@ -193,12 +268,17 @@ class Hierarchy:
         if rank is None:
             return error  # a bad argument: nothing has begun
         whose = self._ranks[group][rank]
-        if isinstance(error, PeerLost):  # the group of all members is about to notice by itself
+        if isinstance(error, PeerLost):
+            # The group of all members is about to notice by itself; but one that has left does not make it fail.
             deadline = time.monotonic() + _NOTICED
             while self.whole.failed_rank is None and time.monotonic() < deadline:
-                time.sleep(0.001)
+                if self.whole.is_lost(whose):
+                    self.whole.lack(whose)
+                else:
+                    time.sleep(0.001)
         is_first = self.whole.failed_rank is None
-        self.abort(f"{type(error).__name__} because of rank {whose}")
+        for each in (self.whole, *self._levels) if is_first else self._levels:
+            each.abort(f"{type(error).__name__} because of rank {whose}")
         peer = self.whole.names[whose]
         told = type(error)(f"rank {whose} ({peer}): {error}", peer=peer, operation=error.operation)
         return told if is_first else self.whole.failure or told
@@ -240,7 +320,13 @@ class _Guard:
                     self._changed.wait(_LOOK if self._is_running else None)
 
 
+def _at(ranks: Sequence[int], place: int) -> int | None:
+    return ranks[place] if place < len(ranks) else None
+
+
 def _block(memory: bytearray) -> core.Block:
+    if not memory:
+        return _NOTHING
     described = memory_of(memory, "memory")
     return described.address, described.view.nbytes
 

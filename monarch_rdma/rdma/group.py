@@ -100,11 +100,15 @@ class CoreGroup:
         root: int = 0,
         dtype: int = 0,
         reduction: int = 0,
+        divisor: int = 0,
         timeout: float = -1.0,
     ) -> None:
-        """One collective; `timeout` in seconds, negative: none. One thread at a time."""
+        """One collective; `timeout` in seconds, negative: none. One thread at a time.
+
+        divisor: what an average divides the sum by; 0: the number of members.
+        """
         call = self._call
-        call.kind, call.root, call.dtype, call.reduction = kind, root, dtype, reduction
+        call.kind, call.root, call.dtype, call.reduction, call.divisor = kind, root, dtype, reduction, divisor
         call.num_inputs, call.num_outputs = len(inputs), len(outputs)
         addresses, sizes, to, to_sizes = self._cells
         if len(inputs) > self.size or len(outputs) > self.size:
@@ -121,14 +125,14 @@ class CoreGroup:
         error = scratch.error
         address = ffi.cast("void *", block[0])
         if kind := lib.mr_group_send(self._handle, to, tag, address, block[1], timeout, error):
-            self._raise(error, kind, "send", block[1])
+            self._raise(error, kind, "send", block[1], to)
 
     def receive(self, sender: int, tag: int, block: Block, timeout: float = -1.0) -> int:
         """From rank `sender`, or from anybody (-1). Returns whose message it was."""
         error, came_from = scratch.error, ffi.new("uint32_t *")
         address = ffi.cast("void *", block[0])
         if kind := lib.mr_group_receive(self._handle, sender, tag, address, block[1], timeout, came_from, error):
-            self._raise(error, kind, "receive", block[1])
+            self._raise(error, kind, "receive", block[1], sender)
         return int(came_from[0])
 
     def abort(self, reason: str) -> None:
@@ -156,19 +160,25 @@ class CoreGroup:
         """Whether that member's memory is mapped here. PeerLost, TransferTimeout."""
         return self._arenas[rank].lane(timeout) == "shm-mapped"
 
+    def lack(self, rank: int) -> None:
+        """Makes all collectives fail, on all members, because this one has left."""
+        lib.mr_group_lack(self._handle, rank)
+
     def is_lost(self, rank: int) -> bool:
+        """Or has left."""
         return bool(lib.mr_group_is_lost(self._handle, rank))
 
     def close(self) -> None:
-        """Ends what is pending with Cancelled. The others lose a member."""
+        """Leaves the group; what is pending here ends with Cancelled. The others get what this member has given."""
         if not self.engine.is_forked:
             lib.mr_group_close(self._handle)
 
-    def _raise(self, error: Any, kind: int, operation: str, size: int | None = None) -> None:
+    def _raise(self, error: Any, kind: int, operation: str, size: int | None = None, peer: int = -1) -> None:
         if (raised := _interrupted.__dict__.pop("by", None)) is not None:
             raise raised
-        rank = self.failed_rank
-        name = self.names[rank] if rank is not None and rank < len(self.names) else None
+        failed = self.failed_rank
+        rank = peer if failed is None else failed
+        name = self.names[rank] if 0 <= rank < len(self.names) else None
         raise_error(error, kind, operation=operation, peer=name, size=size)
 
 

@@ -225,6 +225,42 @@ TEST(a_member_that_goes_is_named_by_all_others) {
   }
 }
 
+// What it gave stays; only what needs more of it fails.
+TEST(a_member_may_leave) {
+  for (const auto way : kWays) {
+    GroupOf group(3, 256, way);
+    group.each([&](GroupMember& member) {
+      if (member.rank != 2) return;
+      Ints given(50, 7);
+      demand(member.run(MR_BROADCAST, {memory(given)}, {}, 2), member);
+      demand(member.send(1, 4, {1, 2, 3}), member);
+      mr_group_close(member.group);
+    });
+    group.each([&](GroupMember& member) {
+      if (member.rank == 2) return;
+      Ints taken(50);
+      demand(member.run(MR_BROADCAST, {}, {memory(taken)}, 2), member);
+      CHECK(taken == Ints(50, 7));
+      std::vector<uint8_t> data(3);
+      if (member.rank == 1) {
+        demand(member.receive(-1, 4, data), member);
+        CHECK_EQ(data[2], 3);
+      }
+      CHECK_EQ(member.receive(2, 4, data), int{MR_PEER_LOST});
+      CHECK_EQ(member.send(2, 4, {1}), int{MR_PEER_LOST});
+      CHECK(std::string(member.error.message).find("rank 2 (rank2) has left the group") != std::string::npos);
+      CHECK_EQ(member.failed_rank(), -1);
+      CHECK_EQ(member.run(MR_BARRIER, {}, {}), int{MR_PEER_LOST});
+      CHECK_EQ(member.failed_rank(), 2);
+      CHECK_EQ(mr_group_is_lost(member.group, 2), 1);
+      // Messages between those who are left go on.
+      if (member.rank == 0) demand(member.send(1, 5, {9}), member);
+      data.resize(1);
+      if (member.rank == 1) demand(member.receive(0, 5, data), member);
+    });
+  }
+}
+
 TEST(a_deadline_ends_it_on_all) {
   for (const auto way : kWays) {
     GroupOf group(3, 256, way);
