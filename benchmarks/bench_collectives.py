@@ -3,8 +3,9 @@
 python benchmarks/bench_collectives.py [--processes 2,4] [--largest 256] [--rounds 5] [--quick]
 
 Both process groups live in the same processes. For each size and collective they take turns; the slowest rank counts,
-medians of rounds are compared. "of bound": bytes that must be read from tensors and written to them, over the bandwidth
-of memory, which all processes measure at the same time in the same run by reading and writing 256 MiB each in place.
+medians of rounds are compared. "mapped": with tensors in memory that the others can map. "of bound": bytes that must
+be read from tensors and written to them, over the bandwidth of memory, which all processes measure at the same time in
+the same run by reading and writing 256 MiB each in place.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 import monarch_rdma.collectives
+from monarch_rdma.rdma import zeros
 from monarch_rdma.rdma.group import ALL_REDUCE
 
 KIB, MIB = 1 << 10, 1 << 20
@@ -31,10 +33,12 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 class Collectives:
     """What is timed: steps on tensors of `size` bytes a rank; the bytes of tensors that each touches on all ranks."""
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, *, mapped: bool) -> None:
+        """`mapped`: in memory that the other process can map."""
         count, ranks = size // 4, dist.get_world_size()
-        self.one, self.other = torch.ones(count), torch.ones(count)
-        self.whole = torch.ones(count * ranks)
+        self.one, self.other, self.whole = (
+            zeros(each).fill_(1) if mapped else torch.ones(each) for each in (count, count, count * ranks)
+        )
         self.bytes = {
             "all_reduce": 2 * ranks * size,
             "reduce_scatter": ranks * (ranks + 1) * size,
@@ -124,10 +128,12 @@ def measure(rank: int, ranks: int, port: int, sizes: list[int], rounds: int) -> 
 
     memory = bandwidth(rounds)
     say(f"memory: {memory / 1e9:.1f} GB/s read and written in place by all together")
-    say(f"{'collective':16}{'size':>10}{'gloo ms':>12}{'ours ms':>12}{'times':>8}{'of bound':>10}")
-    for size in sizes:
-        collectives = Collectives(size)
+    say(f"{'collective':24}{'size':>10}{'gloo ms':>12}{'ours ms':>12}{'times':>8}{'of bound':>10}")
+    rows = [(size, mapped) for size in sizes for mapped in (False, True) if size >= MIB or not mapped]
+    for size, mapped in rows:
+        collectives = Collectives(size, mapped=mapped)
         for name, touched in collectives.bytes.items():
+            title = f"{name}, mapped" if mapped else name
             samples: dict[str, list[float]] = {each: [] for each in groups}
             times = max(1, min(200, 4 * MIB // size))
             for round_number in range(rounds + 1):
@@ -138,7 +144,7 @@ def measure(rank: int, ranks: int, port: int, sizes: list[int], rounds: int) -> 
             theirs, mine = (statistics.median(samples[each]) for each in ("gloo", "monarch_rdma"))
             label = f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
             bound = f"{touched / memory / mine:.2f}" if size >= 16 * MIB else ""
-            say(f"{name:16}{label:>10}{theirs * 1e3:>12.3f}{mine * 1e3:>12.3f}{theirs / mine:>8.1f}{bound:>10}")
+            say(f"{title:24}{label:>10}{theirs * 1e3:>12.3f}{mine * 1e3:>12.3f}{theirs / mine:>8.1f}{bound:>10}")
     dist.destroy_process_group()
 
 
