@@ -291,10 +291,10 @@ def test_a_stop_ends_by_itself(procs: ProcMesh) -> None:
 def test_a_held_gil_delays_and_kills_nobody(procs: ProcMesh) -> None:
     victim = procs.spawn("victims", Victim).slice(gpus=0)
     pid = victim.pid.call_one().get()
-    inject(Fault("hold_gil", target="victims/0", seconds=1.0))
+    inject(Fault("hold_gil", target="victims/0", seconds=3.0))
     began = time.monotonic()
-    wait_until(lambda: asked_in_vain(victim) or time.monotonic() - began > 2, "never")
-    assert time.monotonic() - began < 2
+    wait_until(lambda: asked_in_vain(victim) or time.monotonic() - began > 10, "never")
+    assert time.monotonic() - began < 10
     assert victim.pid.call_one().get() == pid
 
 

