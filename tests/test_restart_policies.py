@@ -117,7 +117,7 @@ class Fragile(Worker):
 
 
 def test_an_init_that_fails_at_the_restart_counts(client: HostMesh, faults: Faults, tmp_path: Path) -> None:
-    procs = client.spawn_procs(restart="always", max_restarts=2)
+    procs = client.spawn_procs(restart="always", max_restarts=2, within=600.0)
     worker = procs.spawn("worker", Fragile, str(tmp_path / "made"))
     kill(worker)
     failure = faults.next()

@@ -284,7 +284,7 @@ class Fragile(Worker):
 
 
 def test_an_init_that_fails_at_the_restart_counts(procs: ProcMesh, faults: Faults, tmp_path: Path) -> None:
-    owner, workers, heard = an_owner(procs, Fragile, str(tmp_path / "made"), max_restarts=2)
+    owner, workers, heard = an_owner(procs, Fragile, str(tmp_path / "made"), max_restarts=2, within=600.0)
     fail(workers)
     failure: Any = heard.next()
     assert "it was here before" in failure.report() and len(failure.causes) == 3
