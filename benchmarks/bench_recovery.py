@@ -70,7 +70,7 @@ class Ballast:
 
 def recipe(mib: int) -> Callable[[Place, Cohort], Training]:
     def make(place: Place, cohort: Any) -> Training:
-        ballast = Ballast(mib, place.replica)
+        ballast = Ballast(mib, float(place.replica))
         model = torch.nn.Linear(64, 64)
 
         def step() -> float:

@@ -89,6 +89,8 @@ class ReplicaCohort(ReplicaProgress):
     def average(self, offering: Offering) -> Tensor | None:
         """As Cohort.average. A replica has the weight of its steps in this round."""
         begin = time.monotonic()
+        if self._offer is not None:  # who comes now makes one step, and is at the end of this round like this replica
+            self._offer.set_progress(max(0, self._steps - 1))
         while True:
             meeting = self._quorum.meet(self._standing(offering.base))
             if not meeting.is_of_one_base:
