@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from monarch_rdma.ft import (
     Decided,
     Ended,
     Healed,
+    Measured,
     RecoveryPolicy,
     Report,
     Stepped,
@@ -80,6 +82,9 @@ def test_healthy_replicas_lose_nothing_by_the_death_of_another(client: HostMesh,
     for each in rounds.values():
         contributed = dict(zip(each.members, each.contributed, strict=True))
         assert [contributed.get(replica) for replica in done] == [10, 10], each
+    came_back = [each for each in watch.of(Measured) if each.replica == 2 and each.life > 1]
+    assert came_back, "its trainer has taken over how far the others' trainers were"
+    assert all(each.value == 10 * each.rounds for each in came_back), came_back
 
 
 class Enough(Exception):
@@ -87,30 +92,40 @@ class Enough(Exception):
 
 
 class Reaper:
-    """Kills one replica after the other, each when the one before is back."""
+    """Kills one replica after the other, each when both have ended a round together since the last death: what only one
+    of them has is lost with it.
+    """
 
     def __init__(self, deaths: int) -> None:
         self.left, self.victim = deaths, 0
-        self.lives = {0: 0, 1: 0}
+        self.killed, self.lives = {0: 0, 1: 0}, {0: 0, 1: 0}  # which life was ended, and which one is seen
+        self.rounds: list[int] = []
+        self.together: set[int] = set()
 
     def __call__(self, report: Report) -> None:
-        if not isinstance(report, Stepped) or report.replica != self.victim or report.life <= self.lives[self.victim]:
+        if not isinstance(report, Synchronised):
+            return
+        self.rounds.append(report.rounds)
+        self.lives[report.replica] = report.life
+        if len(report.members) == 2 and report.life > self.killed[report.replica]:
+            self.together.add(report.replica)
+        if self.together != {0, 1}:
             return
         if not self.left:
             raise Enough
-        self.lives[self.victim] = report.life
+        self.killed[self.victim] = self.lives[self.victim]
         inject("kill", f"replica{self.victim}/0").do()
+        self.together.clear()
         self.left, self.victim = self.left - 1, 1 - self.victim
 
 
 def test_nothing_is_left_of_replicas_that_died(client: HostMesh, tmp_path: Path) -> None:
     """What this process still has when all is over is looked at when the module's tests are done."""
-    deaths = 100 if LONG else 5
+    reaper = Reaper(100 if LONG else 5)
     policy = RecoveryPolicy(replica=Policy(max_restarts=None))
-    training = plan(tmp_path, 100_000, replicas=2, trainers=1)
     with pytest.raises(Enough):
-        train(training, policy=policy, watch=Reaper(deaths))
-    agreed(tmp_path)
+        train(plan(tmp_path, 100_000, replicas=2, trainers=1), policy=policy, watch=reaper)
+    assert all(after >= before - 1 for before, after in pairwise(reaper.rounds)), "more than a round was lost"
 
 
 class Hosts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import math
 import os
@@ -21,6 +22,7 @@ from actor_client import wait_until
 from knocks import without_knocks
 from opened_files import OpenedFiles
 
+from monarch_rdma.ft import Decided, Stepped, Struck, TrainersStarted
 from monarch_rdma.ft.simulate.measured import read, replay
 from monarch_rdma.supervision.chaos import FAULTS
 
@@ -140,3 +142,23 @@ def test_faults_are_a_function_of_the_seed(monkeypatch: pytest.MonkeyPatch) -> N
     assert {name for name, _ in plan} == set(KINDS) and {fault.kind for _, fault in plan} <= set(FAULTS)
     assert 20 <= len(plan) <= 50 and all(fault.at < 120 for _, fault in plan)
     assert all(fault.target != fault.peer for _, fault in plan)
+
+
+def test_the_live_view_says_who_trains_who_is_down_and_who_heals(monkeypatch: pytest.MonkeyPatch) -> None:
+    console = pytest.importorskip("rich.console")
+    monkeypatch.syspath_prepend(str(ROOT))
+    from examples.llama_diloco.live import Live
+
+    live, screen = Live("under faults", 4, 100), console.Console(width=120, file=io.StringIO())
+    live.show(Stepped(1.0, 0, 1, 2, 7, 2.5))
+    live.show(Decided(1.0, 1, "replica", 0.0, "process replica1/0 is lost"))
+    live.show(TrainersStarted(1.0, 2, 1001))
+    live.struck(Struck(1.0, 3, "cut a link", "trainers3/0"))
+    screen.print(live._table())
+    rows = [line.split() for line in screen.file.getvalue().splitlines()]
+    said = {row[1]: " ".join(row) for row in rows if len(row) > 2 and row[1].isdigit()}
+    assert "trains" in said["0"] and "round 3, step 7" in said["0"] and "2.500" in said["0"]
+    assert "is down" in said["1"] and "heals" in said["2"] and "starts" in said["3"]
+    text = screen.file.getvalue()
+    assert "FAULT: cut a link (trainers3/0)" in text
+    assert "replica 1 failed, it is started again where it was: process replica1/0 is lost" in text

@@ -50,9 +50,15 @@ class Toy:
 class Noted(DiLoCo):
     """Writes down what is shared after each round."""
 
-    def __init__(self, toy: Toy, cohort: Cohort, every: int, folder: Path) -> None:
+    def __init__(self, toy: Toy, cohort: Any, every: int, folder: Path) -> None:
         super().__init__(toy.model, cohort, every=every, outer=plain, heals={"toy": toy})
         self.file = folder / f"{toy.place.replica}.{toy.place.rank}.{os.getpid()}"
+        self._toy, self._all = toy, cohort
+
+    def join(self) -> bool:
+        has_healed = super().join()
+        self._all.tell_measured("steps", self._toy.steps)
+        return has_healed
 
     def step(self) -> Any:
         completed = super().step()
