@@ -527,6 +527,24 @@ int mr_remote_map(mr_remote* remote, double timeout, void** address, uint32_t* w
   });
 }
 
+int mr_remote_map_on_device(mr_remote* remote, int32_t device, double timeout, void** address, mr_error* error) {
+  return guarded(error, [&] {
+    if (!remote->region->on_device)
+      throw Error(MR_CONFIG, "region " + std::to_string(remote->region->name.id) + " of " + remote->region->owner +
+                                 " is memory of the host, not of a device");
+    demand_right(*remote->region, MR_READ | MR_WRITE, "map");
+    const Gpu& gpu = Gpu::need("mapping memory of a device");
+    if (device < 0) gpu.check(gpu.calls.GetDevice(&device), MR_CONFIG, "GetDevice", "this thread");
+    const auto op = make_op(Verb::map, timeout);
+    op->remote = remote->region;
+    op->local_device = device;
+    remote->node->submit(remote->peer, op);
+    wait_ok(op);
+    *address = op->opened.get();
+    remote->node->keep_mapping(op->opened, *address);
+  });
+}
+
 int mr_remote_unmap(mr_remote* remote, void* address, mr_error* error) {
   return guarded(error, [&] { remote->node->release_mapping(address); });
 }

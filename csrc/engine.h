@@ -267,6 +267,10 @@ int mr_remote_drop(mr_remote* remote, double timeout, mr_op** op, mr_error* erro
 /* Maps the region's memory here: *address is valid until mr_remote_unmap. Only for memory from mr_shared_alloc on this
  * host. */
 int mr_remote_map(mr_remote* remote, double timeout, void** address, uint32_t* writable, mr_error* error);
+/* The same for memory of a GPU of this host that another process owns: *address is where `device` (-1: this thread's
+ * current one) and its kernels reach it. The owner's drop waits until it is unmapped. MR_CONFIG, which says why, where
+ * it can't be opened: another host, no IPC, devices that don't reach each other. */
+int mr_remote_map_on_device(mr_remote* remote, int32_t device, double timeout, void** address, mr_error* error);
 int mr_remote_unmap(mr_remote* remote, void* address, mr_error* error);
 
 /* Starts finished reads and writes (of this engine) once more, each as it was described, with the same local memory;

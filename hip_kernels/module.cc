@@ -118,6 +118,36 @@ void check_few(size_t shards, const char* argument) {
                   shards);
 }
 
+uint32_t gpu_op(kernels::ReduceOp op) {
+  switch (op) {
+    case kernels::ReduceOp::sum:
+      return MR_GPU_SUM;
+    case kernels::ReduceOp::avg:
+      return MR_GPU_AVG;
+    case kernels::ReduceOp::min:
+      return MR_GPU_MIN;
+    case kernels::ReduceOp::max:
+      return MR_GPU_MAX;
+    case kernels::ReduceOp::prod:
+      return MR_GPU_PROD;
+  }
+  return MR_GPU_SUM;
+}
+
+uint32_t gpu_kind(PeerKind kind) {
+  switch (kind) {
+    case PeerKind::one_shot:
+      return MR_GPU_ONE_SHOT;
+    case PeerKind::two_shot:
+      return MR_GPU_TWO_SHOT;
+    case PeerKind::reduce_scatter:
+      return MR_GPU_REDUCE_SCATTER;
+    case PeerKind::all_gather:
+      return MR_GPU_ALL_GATHER;
+  }
+  return MR_GPU_ONE_SHOT;
+}
+
 const float* floats(const TensorBytes& bytes) { return reinterpret_cast<const float*>(bytes.base); }
 
 }  // namespace
@@ -143,23 +173,7 @@ void run_reduce(mr_dtype dtype, kernels::ReduceOp op, const std::vector<TensorBy
   args.out = out.base;
   args.count = out.total / dtype_size(dtype);
   args.dtype = dtype;
-  switch (op) {
-    case kernels::ReduceOp::sum:
-      args.op = MR_GPU_SUM;
-      break;
-    case kernels::ReduceOp::avg:
-      args.op = MR_GPU_AVG;
-      break;
-    case kernels::ReduceOp::min:
-      args.op = MR_GPU_MIN;
-      break;
-    case kernels::ReduceOp::max:
-      args.op = MR_GPU_MAX;
-      break;
-    case kernels::ReduceOp::prod:
-      args.op = MR_GPU_PROD;
-      break;
-  }
+  args.op = gpu_op(op);
   gpu.run("reduce", mr_launch_reduce, args);
 }
 
@@ -228,6 +242,26 @@ void run_checksum(const TensorBytes& bytes, uint64_t block_bytes, const TensorBy
   args.block_bytes = block_bytes;
   args.sums = reinterpret_cast<uint64_t*>(sums.base);
   gpu.run("checksum", mr_launch_checksum, args);
+}
+
+void run_peer_collective(const PeerCollective& call) {
+  static_assert(sizeof(mr_gpu_signals) == kPeerSignalBytes && kPeerSignalBytes % 16 == 0, "data begins aligned");
+  static_assert(int(MR_GPU_RANKS) == int(kMostPeers));
+  const Gpu gpu(call.out);
+  mr_collective_args args = {};
+  for (size_t rank = 0; rank < call.workspaces.size(); ++rank) {
+    args.signals[rank] = reinterpret_cast<mr_gpu_signals*>(call.workspaces[rank]);
+    args.data[rank] = call.workspaces[rank] + kPeerSignalBytes;
+  }
+  args.out = call.out.base;
+  args.stop = call.stop;
+  args.count = call.count;
+  args.kind = gpu_kind(call.kind);
+  args.rank = call.rank;
+  args.ranks = uint32_t(call.workspaces.size());
+  args.dtype = call.dtype;
+  args.op = gpu_op(call.op);
+  gpu.run("peer_collective", mr_launch_collective, args);
 }
 
 }  // namespace mr::ops

@@ -8,7 +8,6 @@
 #include "run.h"
 
 namespace mr::ops {
-namespace {
 
 kernels::ReduceOp op_named(const std::string& name) {
   using kernels::ReduceOp;
@@ -19,6 +18,8 @@ kernels::ReduceOp op_named(const std::string& name) {
   if (name == "prod") return ReduceOp::prod;
   STD_TORCH_CHECK(false, "op must be sum, avg, min, max or prod, got ", name);
 }
+
+namespace {
 
 void reduce(const std::vector<Tensor>& shards, const Tensor& out, const std::string& op_name) {
   const kernels::ReduceOp op = op_named(op_name);

@@ -108,4 +108,8 @@ void run_checksum(const TensorBytes& bytes, uint64_t block, const TensorBytes& o
   });
 }
 
+void run_peer_collective(const PeerCollective&) {
+  STD_TORCH_CHECK(false, "peer_collective is for tensors of a GPU; monarch_rdma.collectives has it for the CPU's");
+}
+
 }  // namespace mr::ops

@@ -3,6 +3,7 @@
 // for.
 #pragma once
 
+#include <string>
 #include <vector>
 
 #include "../kernels/kernels.h"
@@ -29,6 +30,7 @@ struct Packing {
 void run_pack(const Packing& packing);
 void run_unpack(const Packing& packing);
 
+kernels::ReduceOp op_named(const std::string& name);  // "sum", ..
 void run_reduce(mr_dtype dtype, kernels::ReduceOp op, const std::vector<TensorBytes>& shards, const TensorBytes& out);
 
 // `error` may be empty.
@@ -40,5 +42,21 @@ void run_dequantize_sum(mr_dtype q_dtype, const std::vector<TensorBytes>& qs, co
                         const TensorBytes& out, uint64_t block);
 
 void run_checksum(const TensorBytes& bytes, uint64_t block_bytes, const TensorBytes& sums);
+
+// Over memory that all ranks have mapped: hip_kernels/kernels.h says what lies in it.
+enum class PeerKind : uint32_t { one_shot, two_shot, reduce_scatter, all_gather };
+constexpr uint64_t kPeerSignalBytes = 4352;
+constexpr int64_t kMostPeers = 16;
+struct PeerCollective {
+  PeerKind kind = PeerKind::one_shot;
+  kernels::ReduceOp op = kernels::ReduceOp::sum;
+  mr_dtype dtype = MR_U8;
+  uint32_t rank = 0;
+  std::vector<char*> workspaces;  // of all ranks
+  TensorBytes out;
+  uint64_t count = 0;  // elements of out (reduce_scatter), of a rank's data (all_gather), of both
+  uint32_t* stop = nullptr;
+};
+void run_peer_collective(const PeerCollective& call);
 
 }  // namespace mr::ops

@@ -61,10 +61,18 @@ class IpcGrant final : public Grant {
   std::map<const void*, Reader> readers_;
 };
 
-// What a handle names, all of it: who holds only a part of the truth opens nothing.
-using PeerRegion = std::array<uint64_t, 4>;
-PeerRegion region_of(const RemoteRegion& remote) {
-  return {remote.name.id, remote.name.key.word[0], remote.name.key.word[1], remote.access};
+// What a handle names, all of it: who holds only a part of the truth opens nothing. And the device that it is opened
+// for, whose kernels use it; -1: the owner's, which copies.
+struct PeerRegion {
+  std::array<uint64_t, 4> handle;
+  int opener;
+  uint64_t id() const { return handle[0]; }
+  auto operator<=>(const PeerRegion&) const = default;
+};
+PeerRegion region_of(const Op& op) {
+  const RemoteRegion& remote = *op.remote;
+  return {{remote.name.id, remote.name.key.word[0], remote.name.key.word[1], remote.access},
+          op.verb == Verb::map ? op.local_device : -1};
 }
 
 // The peer's region as it is reached from here. On the domain's thread.
@@ -83,6 +91,11 @@ struct PeerMemory {
 };
 using PeerMemoryRef = std::shared_ptr<PeerMemory>;
 
+Status out_of_reach(int device, const PeerMemory& memory) {
+  return fail(kUnavailable, "device " + std::to_string(device) + " can't reach memory of device " +
+                                std::to_string(memory.device) + " (" + memory.pci + ")");
+}
+
 class IpcLink final : public Link, public std::enable_shared_from_this<IpcLink> {
  public:
   IpcLink(LinkHost& host, std::shared_ptr<DeviceDomain> domain)
@@ -91,14 +104,16 @@ class IpcLink final : public Link, public std::enable_shared_from_this<IpcLink> 
   const char* lane() const override { return "ipc"; }
   const char* lane_for(const RemoteRegion&) const override { return "ipc"; }
   bool carries(const Op& op) const override { return op.remote && op.remote->on_device; }
-  std::string refuses(const Op& op) const override;
+  std::string refuses(const Op& op) const override {
+    return op.verb == Verb::map && op.local_device < 0 ? "memory of a device can't be mapped; read it" : "";
+  }
   bool try_inline(const OpRef&) override { return false; }
   void start_on_loop(const OpRef& op) override;
   void stop_on_loop(const OpRef& op) override;
   void close_on_loop(const Status& why) override;
   void on_frame_on_loop(uint16_t type, Reader& in, std::vector<Fd>& fds, Reply& reply) override;
-  bool touches(uint64_t) const override { return false; }  // the grant keeps a drop waiting
-  void map_on_loop(const OpRef& op) override { host_.on_done(op, fail(kUnavailable, "ipc: " + refuses(*op))); }
+  bool touches(uint64_t) const override { return false; }            // the grant keeps a drop waiting
+  void map_on_loop(const OpRef& op) override { start_on_loop(op); }  // for a device
 
  private:
   // Ours. On the domain's thread.
@@ -107,9 +122,12 @@ class IpcLink final : public Link, public std::enable_shared_from_this<IpcLink> 
   void answered(const PeerRegion& region, const RemoteRegion& remote, const PeerMemoryRef& memory,
                 DeviceAnswer& answer);
   bool take_piece(const RemoteRegion& remote, PeerMemory& memory, DeviceAnswer& answer);
-  void open(PeerMemory& memory);
+  void open(const PeerRegion& region, PeerMemory& memory);
   void settle(const PeerRegion& region, const PeerMemoryRef& memory, const Status& status);
+  void use(const OpRef& op, const PeerRegion& region, const PeerMemoryRef& memory);
   void copy(const OpRef& op, const PeerRegion& region, const PeerMemoryRef& memory);
+  void hand_out(const OpRef& op, const PeerRegion& region, const PeerMemoryRef& memory);
+  void leave(const PeerRegion& region, const PeerMemoryRef& memory);
   void gone(uint64_t region_id);
   void let_go(const PeerRegion& region, const PeerMemoryRef& memory);
   void tell_left(const PeerRegion& region);
@@ -135,10 +153,6 @@ class IpcLink final : public Link, public std::enable_shared_from_this<IpcLink> 
 };
 
 // ---- Our operations ----
-
-std::string IpcLink::refuses(const Op& op) const {
-  return op.verb == Verb::map ? "memory of a device can't be mapped; read it" : "";
-}
 
 void IpcLink::start_on_loop(const OpRef& op) {
   if (closing_.is_set()) return host_.on_done(op, closing_.why());
@@ -168,7 +182,7 @@ void IpcLink::close_on_loop(const Status& why) {
 
 void IpcLink::begin(const OpRef& op) {
   if (closing_.is_set()) return host_.on_done(op, closing_.why());
-  const PeerRegion region = region_of(*op->remote);
+  const PeerRegion region = region_of(*op);
   PeerMemoryRef& memory = memories_[region];
   if (!memory) {
     memory = std::make_shared<PeerMemory>();
@@ -181,7 +195,7 @@ void IpcLink::begin(const OpRef& op) {
     case PeerMemory::Phase::refused:
       return host_.on_done(op, fail(kUnavailable, "ipc: " + memory->refusal));
     case PeerMemory::Phase::open:
-      return copy(op, region, memory);
+      return use(op, region, memory);
   }
 }
 
@@ -207,7 +221,7 @@ void IpcLink::answered(const PeerRegion& region, const RemoteRegion& remote, con
     if (status.ok()) {
       memory->granted = true;
       if (!take_piece(remote, *memory, answer)) return ask(region, remote, memory);
-      open(*memory);
+      open(region, *memory);
     }
   } catch (const Error& error) {
     status = error.status();
@@ -241,12 +255,15 @@ bool IpcLink::take_piece(const RemoteRegion& remote, PeerMemory& memory, DeviceA
   return memory.pieces.back().base + memory.pieces.back().size >= memory.base + std::max<uint64_t>(memory.size, 1);
 }
 
-void IpcLink::open(PeerMemory& memory) {
-  if (memory.address != nullptr) return;  // within this process
+void IpcLink::open(const PeerRegion& region, PeerMemory& memory) {
   const Gpu& gpu = Gpu::need("opening memory of the peer's device");
-  memory.device = gpu.at_pci(memory.pci);
+  const bool ours = memory.address != nullptr;  // within this process
+  if (!ours) memory.device = gpu.at_pci(memory.pci);
   if (memory.device < 0) throw Error(MR_CONFIG, "the owner's device " + memory.pci + " is not visible in this process");
-  memory.opened = open_pieces(gpu, memory.device, memory.pieces);
+  const int opener = region.opener >= 0 ? region.opener : memory.device;
+  if (!gpu.reaches(opener, memory.device)) throw Error(out_of_reach(opener, memory));
+  if (ours) return;
+  memory.opened = open_pieces(gpu, opener, memory.pieces);
   memory.address = memory.opened->address() + (memory.base - memory.pieces.front().base);
   memory.pieces.clear();  // and their descriptors
 }
@@ -255,7 +272,7 @@ void IpcLink::settle(const PeerRegion& region, const PeerMemoryRef& memory, cons
   const auto waiting = std::exchange(memory->waiting, {});
   if (status.ok()) {
     memory->phase = PeerMemory::Phase::open;
-    for (const auto& op : waiting) copy(op, region, memory);
+    for (const auto& op : waiting) use(op, region, memory);
     if (memory->gone && memory->users == 0) let_go(region, memory);
     return;
   }
@@ -272,15 +289,31 @@ void IpcLink::settle(const PeerRegion& region, const PeerMemoryRef& memory, cons
   for (const auto& op : waiting) host_.on_done(op, why);
 }
 
-void IpcLink::copy(const OpRef& op, const PeerRegion& region, const PeerMemoryRef& memory) {
+void IpcLink::use(const OpRef& op, const PeerRegion& region, const PeerMemoryRef& memory) {
   if (closing_.is_set()) return host_.on_done(op, closing_.why());
   if (memory->gone) return host_.on_done(op, fail(MR_ACCESS_DENIED, "the region was dropped"));
+  op->verb == Verb::map ? hand_out(op, region, memory) : copy(op, region, memory);
+}
+
+// The region's address here. Who has it is in the memory like a copy, until it lets go of it, on any thread.
+void IpcLink::hand_out(const OpRef& op, const PeerRegion& region, const PeerMemoryRef& memory) {
+  ++memory->users;
+  op->lane = lane();
+  op->opened = std::shared_ptr<uint8_t>(memory->address, [self = shared_from_this(), region, memory](uint8_t*) {
+    self->domain_->thread().run([self, region, memory] { self->leave(region, memory); });
+  });
+  host_.on_done(op, {});
+}
+
+void IpcLink::leave(const PeerRegion& region, const PeerMemoryRef& memory) {
+  if (--memory->users == 0 && memory->gone) let_go(region, memory);
+}
+
+void IpcLink::copy(const OpRef& op, const PeerRegion& region, const PeerMemoryRef& memory) {
   if (!op->remote_view.fits(memory->size)) return host_.on_done(op, fail(MR_OUT_OF_BOUNDS, "it leaves the region"));
   const int here = op->local_device;
   if (here >= 0 && !Gpu::need("a copy between devices").reaches(here, memory->device))
-    return host_.on_done(op,
-                         fail(kUnavailable, "ipc: device " + std::to_string(here) + " can't reach memory of device " +
-                                                std::to_string(memory->device) + " (" + memory->pci + ")"));
+    return host_.on_done(op, fail(kUnavailable, "ipc: " + out_of_reach(here, *memory).text));
   DeviceCopy::Target target;
   target.address = memory->address;
   target.device = here >= 0 ? here : memory->device;
@@ -288,9 +321,7 @@ void IpcLink::copy(const OpRef& op, const PeerRegion& region, const PeerMemoryRe
     if (self->closing_.is_set()) return self->closing_.why();
     return memory->gone ? fail(MR_ACCESS_DENIED, "the region was dropped") : Status{};
   };
-  target.left = [self = shared_from_this(), region, memory] {
-    if (--memory->users == 0 && memory->gone) self->let_go(region, memory);
-  };
+  target.left = [self = shared_from_this(), region, memory] { self->leave(region, memory); };
   ++memory->users;
   DeviceCopy::start(host_, op, domain_, lane(), std::move(target));
 }
@@ -298,7 +329,7 @@ void IpcLink::copy(const OpRef& op, const PeerRegion& region, const PeerMemoryRe
 void IpcLink::gone(uint64_t region_id) {
   for (auto at = memories_.begin(); at != memories_.end();) {
     const auto [region, memory] = *at++;
-    if (region[0] != region_id) continue;
+    if (region.id() != region_id) continue;
     memory->gone = true;
     if (memory->phase == PeerMemory::Phase::refused) memories_.erase(region);
     if (memory->phase == PeerMemory::Phase::open && memory->users == 0) let_go(region, memory);
@@ -313,7 +344,7 @@ void IpcLink::let_go(const PeerRegion& region, const PeerMemoryRef& memory) {
 }
 
 void IpcLink::tell_left(const PeerRegion& region) {
-  on_loop([this, id = region[0]] { host_.send_on_loop(kIpcLeft, Writer().put(id).take()); });
+  on_loop([this, id = region.id()] { host_.send_on_loop(kIpcLeft, Writer().put(id).take()); });
 }
 
 // ---- Frames ----

@@ -135,7 +135,8 @@ class Link {
   virtual void put_fault_on_loop(const Fault&) {}
   // Any thread. Is the peer inside this region of ours right now (owner's side)?
   virtual bool touches(uint64_t region_id) const = 0;
-  // On the loop. For Verb::map: puts the mapping of the region's shared memory into op->mapping, then on_done.
+  // On the loop. For Verb::map: puts the mapping of the region's shared memory into op->mapping, or that of
+  // device memory into op->opened, then on_done.
   virtual void map_on_loop(const OpRef& op) = 0;
   // The lane's name for this operation, more exact than lane(): "shm-mapped".
   virtual const char* lane_for(const RemoteRegion& remote) const = 0;

@@ -367,7 +367,7 @@ Status Node::reply_message(ByteView data) {
 
 // ---- Mapped memory of peers ----
 
-void Node::keep_mapping(std::shared_ptr<Mapping> mapping, void* address) {
+void Node::keep_mapping(std::shared_ptr<void> mapping, void* address) {
   std::lock_guard guard(mappings_lock_);
   auto& entry = mappings_[address];
   entry.first = std::move(mapping);
@@ -375,10 +375,13 @@ void Node::keep_mapping(std::shared_ptr<Mapping> mapping, void* address) {
 }
 
 void Node::release_mapping(void* address) {
+  std::shared_ptr<void> last;  // closed when the lock is free again
   std::lock_guard guard(mappings_lock_);
   auto found = mappings_.find(address);
   if (found == mappings_.end()) throw Error(MR_CONFIG, "the address is not of memory mapped from a peer");
-  if (--found->second.second == 0) mappings_.erase(found);
+  if (--found->second.second > 0) return;
+  last = std::move(found->second.first);
+  mappings_.erase(found);
 }
 
 std::map<std::string, uint64_t> Node::counts() {

@@ -47,7 +47,7 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
   Status reply_message(ByteView data);
 
   // The address under which memory of a peer is mapped here stays valid until as many unmaps.
-  void keep_mapping(std::shared_ptr<Mapping> mapping, void* address);
+  void keep_mapping(std::shared_ptr<void> mapping, void* address);
   void release_mapping(void* address);
 
   // Home
@@ -104,7 +104,7 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
   Peer* handling_from_ = nullptr;
 
   std::mutex mappings_lock_;
-  std::map<void*, std::pair<std::shared_ptr<Mapping>, int>> mappings_;
+  std::map<void*, std::pair<std::shared_ptr<void>, int>> mappings_;
 };
 
 }  // namespace mr

@@ -59,7 +59,7 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
   std::shared_ptr<const mr::RemoteRegion> remote;  // null where no region is meant
   mr::View remote_view, local_view;
   uint8_t* local = nullptr;
-  int local_device = -1;  // whose memory `local` is; -1: the host's
+  int local_device = -1;  // whose memory `local` is; -1: the host's. Of a map: that is to reach the memory
   uint32_t flags = 0;
   mr::BlockSums block_sums;  // of a contiguous read
   bool has_notify = false;
@@ -91,7 +91,8 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
   int remote_state = MR_NOT_WRITTEN;
   uint64_t value = 0;
   mr::Bytes reply;
-  std::shared_ptr<mr::Mapping> mapping;
+  std::shared_ptr<mr::Mapping> mapping;  // of the host's memory
+  std::shared_ptr<uint8_t> opened;       // memory of a device, where it is reached as long as this lives
 
   // An early end was asked for (0: no). Checked by links between pieces.
   std::atomic<int> stop_kind{0};

@@ -16,6 +16,7 @@ from .pack import (
     unpack_into,
     unpack_reference,
 )
+from .peers import Workspaces, peer_collective, peer_collective_reference
 from .quantize import (
     dequantize,
     dequantize_into,
@@ -29,6 +30,7 @@ from .quantize import (
 from .reduce import reduce, reduce_into, reduce_reference
 
 __all__ = [
+    "Workspaces",
     "checksum",
     "checksum_reference",
     "dequantize",
@@ -40,6 +42,8 @@ __all__ = [
     "pack_bytes_into",
     "pack_into",
     "pack_reference",
+    "peer_collective",
+    "peer_collective_reference",
     "quantize",
     "quantize_into",
     "quantize_reference",

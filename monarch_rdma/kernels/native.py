@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+_GPU_OPS = ("peer_collective",)
 _OPS = ("pack", "unpack", "pack_cast", "unpack_cast", "reduce", "quantize", "dequantize", "dequantize_sum", "checksum")
 
 
@@ -23,9 +24,9 @@ def _available() -> dict[str, tuple[str, ...]]:
     """Names of ops for each type of device. torch calls AMD's and NVIDIA's "cuda"."""
     if not _load("_C"):
         return {}
-    available: dict[str, tuple[str, ...]] = {"cpu": _OPS, "meta": _OPS}
+    available: dict[str, tuple[str, ...]] = {"cpu": _OPS, "meta": _OPS + _GPU_OPS}
     if _load("_kernels"):
-        available["cuda"] = _OPS
+        available["cuda"] = _OPS + _GPU_OPS
     return available
 
 
@@ -47,5 +48,5 @@ def _checksum_shape(x: torch.Tensor, block_bytes: int) -> torch.Tensor:
 
 
 if AVAILABLE:
-    for _name in _OPS:
+    for _name in _OPS + _GPU_OPS:
         torch.library.register_fake(f"monarch_rdma::{_name}", _checksum_shape if _name == "checksum" else _writes_only)

@@ -81,6 +81,13 @@ def reduce_reference(shards: Tensors, op: str = "sum") -> torch.Tensor:
     return with_one_nan(converted(out, dtype))
 
 
+def check_op(op: str, dtype: torch.dtype) -> None:
+    if op not in _COMBINE:
+        refuse(f"op must be one of {', '.join(_COMBINE)}, got {op!r}")
+    if (op == "avg" and dtype not in FLOATS) or (dtype == torch.bool and op not in ("min", "max")):
+        refuse(f"op must be one that {dtype} has, got {op!r}")
+
+
 def _check(shards: Tensors, op: str) -> None:
     check_tensors(shards, "shards", at_least=1)
     first = shards[0]
@@ -93,10 +100,7 @@ def _check(shards: Tensors, op: str) -> None:
                 f"{tuple(shard.shape)} of {shard.dtype}"
             )
         check_contiguous(shard, f"shards[{i}]")
-    if op not in _COMBINE:
-        refuse(f"op must be one of {', '.join(_COMBINE)}, got {op!r}")
-    if (op == "avg" and first.dtype not in FLOATS) or (first.dtype == torch.bool and op not in ("min", "max")):
-        refuse(f"op must be one that {first.dtype} has, got {op!r}")
+    check_op(op, first.dtype)
 
 
 def _reduce(shards: Tensors, out: torch.Tensor, op: str) -> None:

@@ -14,7 +14,7 @@ from .engine import Engine, default_engine, seconds
 from .future import Future
 from .memory import Keep, LastTensor, as_memoryview, as_tensor, bytes_at, memory_of, note_written
 from .notification import Notifications
-from .region import Region, RemoteRegion, checked_access, made_by
+from .region import DeviceMapping, Region, RemoteRegion, checked_access, made_by
 from .transfer import BULK, READ, WRITE, match_dst, match_src, move, move_bytes, read_with_sums, transfer_flags
 from .view import View, contiguous_strides
 
@@ -244,6 +244,17 @@ class RDMABuffer:
             return as_tensor(data, self._view)
         view = as_memoryview(data, self._view)
         return view if writable else view.toreadonly()
+
+    def map_on_device(self, device: int = -1, *, timeout: float | None = 60) -> DeviceMapping:
+        """Memory of a GPU that another process of this host owns, opened for kernels of `device` (-1: the current one):
+        `address` is the buffer's first byte there. It stays open until `close`, which the owner's drop waits for.
+
+        For kernels that order their accesses themselves, as `monarch_rdma.kernels.peer_collective` does. Raises
+        ConfigError, which says why it cannot be opened; PeerLost, AccessDenied.
+        """
+        if self._remote.ours is not None:
+            raise ConfigError("map_on_device() is for memory of another process; this one has the tensor itself")
+        return self._remote.map_on_device(device, self._view.offset, timeout)
 
     def read_view(self, *, timeout: float | None = 60) -> Any:
         """What the buffer holds, for reading only: its mapped memory where it can be mapped, else a fresh copy.

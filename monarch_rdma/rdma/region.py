@@ -12,7 +12,7 @@ from .engine import Engine, raise_error, scratch, seconds
 from .future import Future, Started
 from .memory import Memory, bytes_at
 
-__all__ = ["ACCESS", "Region", "RemoteRegion", "drop_made_by", "made_by"]
+__all__ = ["ACCESS", "DeviceMapping", "Region", "RemoteRegion", "drop_made_by", "made_by"]
 
 ACCESS = {"read": lib.MR_READ, "write": lib.MR_WRITE, "rw": lib.MR_READ | lib.MR_WRITE}
 _opening = threading.Lock()
@@ -184,6 +184,14 @@ class RemoteRegion:
         self._num_maps += 1
         return bytes_at(int(ffi.cast("uintptr_t", address[0])), self.size, self._unmap), bool(writable[0])
 
+    def map_on_device(self, device: int, offset: int, timeout: float | None) -> DeviceMapping:
+        """Opens memory of a device for another one of this process; -1: this thread's current one."""
+        handle, error, address = self.open(), scratch.error, ffi.new("void **")
+        if kind := lib.mr_remote_map_on_device(handle, device, seconds(timeout), address, error):
+            raise_error(error, kind, operation="map", peer=self.owner, size=self.size)
+        self._num_maps += 1
+        return DeviceMapping(self, address[0], offset)
+
     def _unmap(self, mapped: Any) -> None:
         if self.engine is not None and not self.engine.is_forked:
             lib.mr_remote_unmap(self._handle, mapped, ffi.NULL)
@@ -208,6 +216,23 @@ class RemoteRegion:
             handle, self._handle = self._handle, None
             if self.engine is not None and not self.engine.is_forked:
                 lib.mr_remote_close(handle)
+
+
+class DeviceMapping:
+    """Memory of another process's device, open here until `close`: the owner's drop waits for it."""
+
+    def __init__(self, remote: RemoteRegion, pointer: Any, offset: int) -> None:
+        self._remote, self._pointer = remote, pointer
+        self.address = int(ffi.cast("uintptr_t", pointer)) + offset  # for kernels; a processor that touches it crashes
+
+    def close(self) -> None:
+        """When no kernel uses it any more. Again is no error."""
+        pointer, self._pointer = self._pointer, None
+        if pointer is not None:
+            self._remote._unmap(pointer)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def checked_access(access: object) -> int:

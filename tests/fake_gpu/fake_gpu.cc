@@ -95,6 +95,22 @@ struct Allocation {
 
 constexpr size_t kPage = 4096, kGranule = 2u << 20, kArena = 64ull << 30;
 
+// Whether processors may touch device memory: then emulated kernels can run on it.
+bool is_touchable() {
+  static const bool touchable = std::getenv("FAKE_GPU_TOUCHABLE") != nullptr;
+  return touchable;
+}
+
+void show(uintptr_t at, const Memory& memory) {
+  void* const place = reinterpret_cast<void*>(at);
+  if (::mmap(place, memory.size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory.fd, 0) != place) std::abort();
+}
+void hide(uintptr_t at, size_t size) {
+  void* const place = reinterpret_cast<void*>(at);
+  const int flags = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED;
+  if (::mmap(place, size, PROT_NONE, flags, -1, 0) != place) std::abort();
+}
+
 struct World {
   std::mutex lock;
   std::map<uintptr_t, Allocation> allocations;  // device memory, by address
@@ -315,8 +331,7 @@ int allocate(void** out, size_t size, size_t piece, bool expandable, int kind) {
     const size_t part = piece == 0 ? size : std::min(piece, size - done);
     auto memory = fresh_memory(part);
     if (!memory) return failed(kOutOfMemory);
-    if (kind == kManaged)
-      ::mmap(reinterpret_cast<void*>(at), part, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED, memory->fd, 0);
+    if (kind == kManaged || is_touchable()) show(at + done, *memory);
     w.allocations[at + done] = {part, t_device, kind, expandable, false, true, std::move(memory)};
   }
   *out = reinterpret_cast<void*>(at);
@@ -336,11 +351,10 @@ int free_device(void* address) {
   auto found = w.allocations.find(reinterpret_cast<uintptr_t>(address));
   if (found == w.allocations.end() || found->second.opened) return failed(kInvalidValue);
   const bool expandable = found->second.expandable;
-  if (found->second.kind == kManaged)
-    ::mmap(address, found->second.size, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0);
   uintptr_t next = found->first;
   while (found != w.allocations.end() && found->first == next && found->second.expandable == expandable) {
     next += found->second.size;
+    if (found->second.kind == kManaged || is_touchable()) hide(found->first, found->second.size);
     found = w.allocations.erase(found);
     if (!expandable) break;
   }
@@ -515,6 +529,7 @@ int ipc_open(void** out, const IpcHandle& handle) {
   World& w = world();
   std::lock_guard guard(w.lock);
   const uintptr_t at = take_range(w, content.size);
+  if (is_touchable()) show(at, *memory);
   w.allocations[at] = {content.size, t_device, kDevice, false, true, true, std::move(memory)};
   *out = reinterpret_cast<void*>(at);
   return kOk;
@@ -525,6 +540,7 @@ int ipc_close(void* address) {
   std::lock_guard guard(w.lock);
   const auto found = w.allocations.find(reinterpret_cast<uintptr_t>(address));
   if (found == w.allocations.end() || !found->second.opened) return failed(kInvalidValue);
+  if (is_touchable()) hide(found->first, found->second.size);
   w.allocations.erase(found);
   return kOk;
 }
@@ -593,6 +609,7 @@ int map(void* address, size_t size, void* handle) {
   std::lock_guard guard(w.lock);
   const MemoryRef& memory = static_cast<Handle*>(handle)->memory;
   if (size != memory->size) return failed(kInvalidValue);
+  if (is_touchable()) show(reinterpret_cast<uintptr_t>(address), *memory);
   w.allocations[reinterpret_cast<uintptr_t>(address)] = {size, t_device, kDevice, true, true, false, memory};
   return kOk;
 }
@@ -601,6 +618,7 @@ int unmap(void* address, size_t size) {
   std::lock_guard guard(w.lock);
   const auto found = w.allocations.find(reinterpret_cast<uintptr_t>(address));
   if (found == w.allocations.end() || found->second.size != size) return failed(kInvalidValue);
+  if (is_touchable()) hide(found->first, size);
   w.allocations.erase(found);
   return kOk;
 }

@@ -1,6 +1,7 @@
 // A GPU runtime whose devices are memory of this host. Device memory is a memfd that is mapped twice: where the runtime
 // says that it is, nobody may touch it (a processor that does so by mistake crashes, as it would or should on a real
-// device); the runtime's own copies go through the other mapping. Streams are threads: work is done later, in order.
+// device) but where FAKE_GPU_TOUCHABLE is set, for emulated kernels; the runtime's own copies go through the other
+// mapping. Streams are threads: work is done later, in order.
 // The libraries of both spellings (hip.cc, cuda.cc, hsa.cc) are thin faces of this one.
 #pragma once
 

@@ -4,9 +4,11 @@
 #include <ucontext.h>
 
 #include <algorithm>
+#include <chrono>
 #include <cstdlib>
 #include <numeric>
 #include <random>
+#include <thread>
 #include <utility>
 
 namespace mr_emulation {
@@ -60,6 +62,7 @@ namespace {
 ucontext_t scheduler;
 Fiber* current = nullptr;
 bool holding = false;
+double patience = 0;
 std::vector<Block> held;
 std::string message;
 int error = 0;
@@ -99,6 +102,7 @@ class Turns {
   // Until all are done; false if some never can be.
   bool run() {
     int waiting = 0;
+    auto moved = std::chrono::steady_clock::now();
     std::vector<size_t> order(blocks_.size());
     std::iota(order.begin(), order.end(), 0);
     for (;;) {
@@ -110,8 +114,17 @@ class Turns {
                       [](Block& block) { return count(block, State::done) == size(block); })) {
         return true;
       }
-      if (progress_) waiting = 0;
-      if (!progress_ && ((all && !waits_) || ++waiting > kRoundsOfWaiting)) return false;
+      if (progress_) {
+        waiting = 0;
+        moved = std::chrono::steady_clock::now();
+        continue;
+      }
+      if (all && !waits_) return false;
+      if (patience > 0 && std::chrono::steady_clock::now() - moved < std::chrono::duration<double>(patience)) {
+        std::this_thread::sleep_for(std::chrono::microseconds(100));
+      } else if (++waiting > kRoundsOfWaiting) {
+        return false;
+      }
     }
   }
 
@@ -241,6 +254,7 @@ int last_error() { return std::exchange(error, 0); }
 extern "C" {
 
 void mr_emulation_set_wave(unsigned lanes) { mr_emulation::wave = lanes; }
+void mr_emulation_set_patience(double seconds) { mr_emulation::patience = seconds; }
 void mr_emulation_hold(void) { mr_emulation::holding = true; }
 
 int mr_emulation_run(uint64_t seed) {

@@ -4,6 +4,9 @@
 // their blocks live together, as on several GPUs: blocks and warps take turns in a random order that a seed fixes.
 // Fibers that can never go on (a barrier or shuffle that some threads left out, a wait for what nobody will write) end
 // the launch with a message. One operating system thread does everything.
+//
+// Kernels that wait for those of other processes (their memory shared, their fibers not) need patience: only after that
+// many seconds in which nothing moved does a wait count as one for ever.
 #pragma once
 
 #include <cstddef>
@@ -58,6 +61,7 @@ extern "C" {
 /* cffi: begin */
 void mr_emulation_set_wave(unsigned lanes);
 void mr_emulation_hold(void);
+void mr_emulation_set_patience(double seconds);
 int mr_emulation_run(uint64_t seed);    /* 0, or the runtime's error number */
 const char* mr_emulation_message(void); /* what went wrong last */
 /* cffi: end */
