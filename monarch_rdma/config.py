@@ -409,6 +409,28 @@ OPTIONS: dict[str, Option] = {
             engine=False,
         ),
         Option(
+            "collective_device_bytes",
+            int,
+            8 << 20,
+            "Room that a member of a group takes on its GPU, once tensors there are used in it; larger ones go in "
+            "parts. The smallest of the members' counts.",
+            "bytes",
+            1024,
+            1 << 32,
+            engine=False,
+        ),
+        Option(
+            "collective_one_shot_bytes",
+            int,
+            256 << 10,
+            "Up to this size, and between two members always, every GPU of a group sums all of a tensor itself; larger "
+            "ones are summed a part by each. As rank 0 has it.",
+            "bytes",
+            0,
+            1 << 40,
+            engine=False,
+        ),
+        Option(
             "collective_timeout",
             float,
             1800.0,

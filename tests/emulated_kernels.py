@@ -28,7 +28,9 @@ ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "hip_kernels"
 EMULATION = ROOT / "tests" / "gpu_emulation"
 CHECK = ROOT / "benchmarks" / "gpu_check"
-OPS = [ROOT / "csrc" / "ops" / f"{name}.cc" for name in ("checksum", "pack", "peers", "quantize", "reduce", "tensor_bytes")]
+OPS = [
+    ROOT / "csrc" / "ops" / f"{name}.cc" for name in ("checksum", "pack", "peers", "quantize", "reduce", "tensor_bytes")
+]
 
 WARNINGS = ["-Wall", "-Wextra", "-Werror", "-Wno-unknown-pragmas"]  # of unrolling, which g++ does not know
 EMULATED = ["-DMR_GPU_EMULATION", "-D__HIP_PLATFORM_AMD__", f"-I{EMULATION}"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import subprocess
+import time
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,14 @@ def delay(microseconds: int) -> None:
 def held(what: str) -> int:
     """How many "opened", "events", "handles", "registered", "streams" there are."""
     return int(fake().fake_gpu_held(what.encode()))
+
+
+def wait_until_none_is(what: str, timeout: float = 30) -> None:
+    """Held: of what is given back by threads, or when other processes say so."""
+    deadline = time.monotonic() + timeout
+    while held(what):
+        assert time.monotonic() < deadline, f"{held(what)} are {what}"
+        time.sleep(0.005)
 
 
 class Stream:
@@ -139,6 +148,11 @@ class DeviceArray:
 
     def free(self) -> None:
         self._block.free()
+
+
+def copy_now(to: int, start: int, size: int) -> None:
+    """At once, past all streams."""
+    checked(_copy(to, start, size))
 
 
 def _copy(to: int, start: int, size: int) -> int:

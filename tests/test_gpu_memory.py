@@ -9,10 +9,10 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from child import Child
-from fake_gpus import DeviceArray, fail, held
+from fake_gpus import DeviceArray, copy_now, fail, held, wait_until_none_is
 from gpu_owners import STAGING, WAYS, here, numbers, owned
 
-from monarch_rdma.errors import ConfigError
+from monarch_rdma.errors import AccessDenied, ConfigError
 from monarch_rdma.rdma import Engine, RDMAAction, RDMABuffer
 
 pytestmark = [pytest.mark.timeout(120), pytest.mark.usefixtures("gpus_left_clean")]
@@ -226,6 +226,67 @@ def test_a_handle_is_opened_once_and_closed_with_its_regions(
     assert held("opened") == 1
     second.drop().get()
     assert held("opened") == 0
+
+
+# ---- Opened for kernels ----
+
+
+@pytest.mark.parametrize("how", ["fake_gpu_malloc", "fake_gpu_malloc_expandable"])
+def test_memory_that_is_opened_for_kernels(how: str, child_process: Callable[..., Child], reader: Engine) -> None:
+    """It is reached as long as it is open, and the owner's drop waits for that."""
+    size = STAGING + 100
+    remote = here(owned(child_process(), numbers(size), how=how), reader)
+    mapping, again = remote.map_on_device(1), remote[7:].map_on_device()
+    there = np.zeros(size, np.uint8)
+    copy_now(there.ctypes.data, mapping.address, size)
+    assert (there == numbers(size)).all()
+    copy_now(there.ctypes.data, again.address, 10)
+    assert (there[:10] == numbers(size)[7:17]).all()
+    copy_now(mapping.address + 5, numbers(20, 3).ctypes.data, 20)
+    assert held("opened") == (2 if how == "fake_gpu_malloc" else 4)  # for either device, which are opened one by one
+    host = np.zeros(20, np.uint8)
+    remote[5:25].read_into(host).get()
+    assert (host == numbers(20, 3)).all()
+    dropping = remote.drop()
+    with pytest.raises(TimeoutError):
+        dropping.get(timeout=0.3)
+    mapping.close()
+    mapping.close()
+    again.close()
+    dropping.get(timeout=20)
+    with pytest.raises(AccessDenied):
+        remote.map_on_device()
+    assert held("opened") == 0
+
+
+def test_what_cannot_be_opened_for_kernels(child_process: Callable[..., Child], owner: Engine, reader: Engine,
+                                           monkeypatch: pytest.MonkeyPatch) -> None:  # fmt: skip
+    child = child_process()
+    array = DeviceArray(numbers(100))
+    with pytest.raises(ConfigError, match="for memory of another process"):
+        RDMABuffer(array, engine=owner).map_on_device()
+    on_host = child.run("host = values.copy(); result = RDMABuffer(host, engine=engine)", values=numbers(100))
+    with pytest.raises(ConfigError, match="is memory of the host, not of a device"):
+        here(on_host, reader).map_on_device()
+    remote = here(owned(child, numbers(100), device=1), reader)
+    only_read = here(child.run("part = RDMABuffer(array, access='read', engine=engine); result = part"), reader)
+    with pytest.raises(AccessDenied, match="does not grant it"):
+        only_read.map_on_device()
+    monkeypatch.setenv("FAKE_GPU_NO_PEERS", "1")
+    with pytest.raises(ConfigError, match="ipc: device 0 can't reach memory of device 1"):
+        remote.map_on_device(0)
+
+
+def test_opened_memory_outlives_its_owner(child_process: Callable[..., Child], reader: Engine) -> None:
+    """No kernel that still uses it falls into a hole."""
+    child = child_process()
+    mapping = here(owned(child, numbers(100)), reader).map_on_device()
+    child.kill()
+    there = np.zeros(100, np.uint8)
+    copy_now(there.ctypes.data, mapping.address, 100)
+    assert (there == numbers(100)).all()
+    mapping.close()
+    wait_until_none_is("opened")
 
 
 def test_actions_move_device_memory(child_process: Callable[..., Child], reader: Engine) -> None:

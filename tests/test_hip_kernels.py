@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import emulated_kernels
@@ -13,6 +15,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from monarch_rdma.errors import ConfigError
+from monarch_rdma.kernels import Workspaces, peer_collective, peer_collective_reference, peers
 from monarch_rdma.kernels.checksum import checksum_reference
 from monarch_rdma.kernels.pack import pack_reference
 from monarch_rdma.kernels.quantize import dequantize_reduce_reference, dequantize_reference, quantize_reference
@@ -439,3 +443,92 @@ def test_arguments_that_a_launch_refuses(wrong: str) -> None:
         setattr(args, wrong, {"ranks": 17, "rank": 2, "kind": 4, "op": 5, "dtype": 14, "blocks": 65}[wrong])
     assert lib.mr_launch_collective(args, ffi.NULL) == 1
     assert same(out, torch.zeros(8))
+
+
+# --- the op ------------------------------------------------------------------------------------------------------
+
+
+class Peers:
+    """Ranks of one process, each with a workspace, and the op's arguments."""
+
+    def __init__(self, ranks: int, room: int) -> None:
+        own = [torch.zeros(peers.SIGNAL_BYTES + room, dtype=torch.uint8) for _ in range(ranks)]
+        addresses = tuple(each.data_ptr() for each in own)
+        stops = [torch.zeros(1, dtype=torch.int32) for _ in range(ranks)]
+        self.ranks = [Workspaces(rank, own[rank], addresses, stops[rank]) for rank in range(ranks)]
+
+    def run(self, kind: str, data: Sequence[torch.Tensor], outs: Sequence[torch.Tensor], op: str) -> None:
+        with emulated_kernels.together(0) as result:
+            for each, mine, out in zip(self.ranks, data, outs, strict=True):
+                each.data(mine.dtype, mine.numel()).copy_(mine)
+                peer_collective(kind, out, each, op)
+        assert result == [0], emulated_kernels.message()
+
+
+@pytest.fixture
+def on_emulated(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CPU tensors are the GPU's for peer_collective."""
+    emulated = emulated_kernels.ops()
+    monkeypatch.setattr(peers, "native", lambda name, device: getattr(emulated, name))
+
+
+@pytest.mark.usefixtures("on_emulated")
+@pytest.mark.parametrize("kind", peers.KINDS)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_peer_collective(kind: str, ranks: int, wave: int) -> None:
+    """Again and again over the same workspaces, beside its reference."""
+    group = Peers(ranks, 4096)
+    random = seeded(ranks + wave)
+    for dtype, op, count in ((torch.float32, "sum", 300), (torch.bfloat16, "avg", 37), (torch.int16, "max", 1)):
+        data = [values(count * (ranks if kind == "reduce_scatter" else 1), dtype, random) for _ in range(ranks)]
+        outs = [torch.zeros(count * (ranks if kind == "all_gather" else 1), dtype=dtype) for _ in range(ranks)]
+        group.run(kind, data, outs, op)
+        for rank, out in enumerate(outs):
+            assert same(out, peer_collective_reference(kind, data, rank, op))
+
+
+@pytest.mark.usefixtures("on_emulated")
+def test_arguments_that_peer_collective_refuses() -> None:
+    good = Peers(2, 400).ranks[0]
+    out = torch.zeros(100)
+    for workspaces, kind, target, op, says in (
+        (good, "three_shot", out, "sum", "kind must be one of one_shot, two_shot"),
+        (good, "one_shot", out, "xor", "op must be one of sum"),
+        (good, "one_shot", out[::2], "sum", "out must be contiguous"),
+        (good, "one_shot", torch.zeros(101), "sum", "count must be at most 100"),
+        (good, "reduce_scatter", torch.zeros(51), "sum", "count must be at most 100"),
+        (good, "all_gather", torch.zeros(101), "sum", "an equal share of elements for each of 2 ranks, got 101"),
+        (good, "one_shot", torch.zeros(9, dtype=torch.complex64), "sum", "the dtype of out must be one of"),
+        (good, "one_shot", out.clone().requires_grad_(), "sum", "not differentiable"),
+        (replace(good, rank=2), "one_shot", out, "sum", "workspaces.rank must be from 0 to 1, got 2"),
+        (replace(good, addresses=()), "one_shot", out, "sum", "workspaces must be of 1 to 16 ranks, got 0"),
+    ):
+        with pytest.raises(ConfigError, match=re.escape(says)):
+            peer_collective(kind, target, workspaces, op)
+    op_itself = emulated_kernels.ops().peer_collective
+    addresses = list(good.addresses)
+    for arguments, says in (
+        ((good.own, torch.zeros(101)[1:], good.stop, addresses, 0), "multiple of 16 bytes"),
+        ((good.own, good.own[4352:4368], good.stop, addresses, 0), "shares memory"),
+        ((good.own[:4400], out, good.stop, addresses, 0), "4352 bytes of signals and 400 of data"),
+        ((good.own, out, good.stop, addresses[::-1], 0), "the address of workspace"),
+        ((good.own, out, good.stop, [addresses[0], 8], 0), "multiples of 16"),
+        ((good.own, out, out, addresses, 0), "stop must be one int32"),
+        ((good.own, out, good.stop, [addresses[0]] * 17, 0), "1 to 16 addresses"),
+    ):
+        with pytest.raises(RuntimeError, match=re.escape(says)):
+            op_itself(*arguments, "two_shot", "sum")
+
+
+def test_peer_collective_for_torch_compile_and_without_a_gpu() -> None:
+    workspace, out = (torch.empty(8192, dtype=torch.uint8, device="meta"), torch.empty(64, device="meta"))
+    stop = torch.empty(1, dtype=torch.int32, device="meta")
+    assert torch.ops.monarch_rdma.peer_collective(workspace, out, stop, [16, 32], 0, "one_shot", "sum") is None
+    group = Peers(2, 400)
+    with pytest.raises(ConfigError, match="out is on cpu, for which peer_collective has no kernel here"):
+        peer_collective("one_shot", torch.zeros(4), group.ranks[0])
+    first = group.ranks[0]
+    with pytest.raises(RuntimeError, match="for tensors of a GPU"):
+        torch.ops.monarch_rdma.peer_collective(
+            first.own, torch.zeros(4), first.stop, list(first.addresses), 0, "one_shot", "sum"
+        )

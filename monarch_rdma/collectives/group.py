@@ -6,7 +6,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from .. import config
 from ..errors import ConfigError, PeerLost
@@ -17,13 +17,20 @@ from ..supervision.membership import Epoch
 from .hierarchy import Hierarchy, hierarchy_of
 from .meeting import MemberLost, digest, meet
 
-__all__ = ["DTYPES", "Group", "default_timeout"]
+if TYPE_CHECKING:
+    from .device import DeviceCollectives
+
+__all__ = ["DTYPES", "Group", "default_timeout", "is_on_gpu"]
 
 # Numbers of enum mr_dtype, by torch's names.
 DTYPES = {
     "uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float32": 5, "float64": 6, "float16": 7, "bfloat16": 8,
     "float8_e4m3fn": 9, "float8_e5m2": 10, "float8_e4m3fnuz": 11, "float8_e5m2fnuz": 12, "bool": 13,
 }  # fmt: skip
+
+
+_REDUCING = (core.ALL_REDUCE, core.REDUCE, core.REDUCE_SCATTER)
+Named = dict[str, Any]
 
 
 def default_timeout() -> float:
@@ -33,8 +40,10 @@ def default_timeout() -> float:
 class Group:
     """Processes with ranks 0 to size-1 that call the same collectives in the same order, and send each other messages.
 
-    Calls wait. `timeout` is in seconds; None takes option collective_timeout. Sums are made in the order of ranks, in
-    fp32 (fp64 for fp64), on whatever way the bytes go: the same arguments give the same bits.
+    Calls wait. `timeout` is in seconds; None takes option collective_timeout. Sums are made in
+    the order of ranks, in fp32 (fp64 for fp64), on whatever way the bytes go: the same arguments give the same bits.
+    Tensors on GPUs, one a member, all on one host: all_reduce, reduce, reduce_scatter, all_gather and broadcast, of
+    contiguous tensors of equal sizes, where the package has kernels for them.
 
     When a member is lost, stops, or does not come before a deadline, everything pending ends on all members with one
     error that names its rank (PeerLost, TransferTimeout), and so does every later call: `shrink` makes a new group.
@@ -61,6 +70,7 @@ class Group:
         self.name = name
         self.rank, self.size = handle.rank, handle.size
         self._running = threading.Lock()
+        self._devices: DeviceCollectives | None = None
 
     @classmethod
     def form(
@@ -102,58 +112,44 @@ class Group:
 
     def all_reduce(self, tensor: Any, *, op: str = "sum", timeout: float | None = None) -> None:
         """Every member's `tensor` becomes the reduction over all of them: op is sum, avg, min, max or product."""
-        memory, dtype = self._memory(tensor, "tensor", writes=True)
-        self._run(core.ALL_REDUCE, [memory], [memory], dtype=dtype, op=op, timeout=timeout, written=[tensor])
+        self._run(core.ALL_REDUCE, {"tensor": tensor}, {"tensor": tensor}, op=op, timeout=timeout)
 
     def reduce(self, tensor: Any, root: int, *, op: str = "sum", timeout: float | None = None) -> None:
         """The same, on member `root` alone."""
-        memory, dtype = self._memory(tensor, "tensor", writes=self.rank == root)
-        outputs = [memory] if self.rank == root else []
-        written = [tensor] if outputs else []
-        self._run(core.REDUCE, [memory], outputs, root=root, dtype=dtype, op=op, timeout=timeout, written=written)
+        outputs = {"tensor": tensor} if self.rank == root else {}
+        self._run(core.REDUCE, {"tensor": tensor}, outputs, root=root, op=op, timeout=timeout)
 
     def reduce_scatter(
         self, output: Any, inputs: Sequence[Any], *, op: str = "sum", timeout: float | None = None
     ) -> None:
         """`output` becomes the reduction over all members' inputs[rank]. Sizes may differ from rank to rank."""
-        to, dtype = self._memory(output, "output", writes=True)
-        blocks = [self._memory(each, f"inputs[{i}]")[0] for i, each in enumerate(inputs)]
-        self._run(core.REDUCE_SCATTER, blocks, [to], dtype=dtype, op=op, timeout=timeout, written=[output])
+        self._run(core.REDUCE_SCATTER, _numbered("inputs", inputs), {"output": output}, op=op, timeout=timeout)
 
     def all_gather(self, outputs: Sequence[Any], tensor: Any, *, timeout: float | None = None) -> None:
         """outputs[r] becomes rank r's `tensor`, on all members. Sizes may differ from rank to rank."""
-        blocks = [self._memory(each, f"outputs[{i}]", writes=True)[0] for i, each in enumerate(outputs)]
-        self._run(core.ALL_GATHER, [self._memory(tensor, "tensor")[0]], blocks, timeout=timeout, written=outputs)
+        self._run(core.ALL_GATHER, {"tensor": tensor}, _numbered("outputs", outputs), timeout=timeout)
 
     def broadcast(self, tensor: Any, root: int, *, timeout: float | None = None) -> None:
         """Every member's `tensor` becomes that of member `root`."""
-        is_root = self.rank == root
-        block = self._memory(tensor, "tensor", writes=not is_root)[0]
-        inputs, outputs = ([block], []) if is_root else ([], [block])
-        self._run(core.BROADCAST, inputs, outputs, root=root, timeout=timeout, written=[] if is_root else [tensor])
+        named: Named = {"tensor": tensor}
+        inputs, outputs = (named, {}) if self.rank == root else ({}, named)
+        self._run(core.BROADCAST, inputs, outputs, root=root, timeout=timeout)
 
     def gather(self, outputs: Sequence[Any] | None, tensor: Any, root: int, *, timeout: float | None = None) -> None:
         """On member `root`, outputs[r] becomes rank r's `tensor`; the others give None for outputs."""
-        given = outputs or []
-        blocks = [self._memory(each, f"outputs[{i}]", writes=True)[0] for i, each in enumerate(given)]
-        block = self._memory(tensor, "tensor")[0]
-        self._run(core.GATHER, [block], blocks, root=root, timeout=timeout, written=given)
+        self._run(core.GATHER, {"tensor": tensor}, _numbered("outputs", outputs or []), root=root, timeout=timeout)
 
     def scatter(self, output: Any, inputs: Sequence[Any] | None, root: int, *, timeout: float | None = None) -> None:
         """`output` of rank r becomes inputs[r] of member `root`; the others give None for inputs."""
-        blocks = [self._memory(each, f"inputs[{i}]")[0] for i, each in enumerate(inputs or [])]
-        to = self._memory(output, "output", writes=True)[0]
-        self._run(core.SCATTER, blocks, [to], root=root, timeout=timeout, written=[output])
+        self._run(core.SCATTER, _numbered("inputs", inputs or []), {"output": output}, root=root, timeout=timeout)
 
     def all_to_all(self, outputs: Sequence[Any], inputs: Sequence[Any], *, timeout: float | None = None) -> None:
         """outputs[s] of rank r becomes inputs[r] of rank s. All sizes may differ."""
-        to = [self._memory(each, f"outputs[{i}]", writes=True)[0] for i, each in enumerate(outputs)]
-        blocks = [self._memory(each, f"inputs[{i}]")[0] for i, each in enumerate(inputs)]
-        self._run(core.ALL_TO_ALL, blocks, to, timeout=timeout, written=outputs)
+        self._run(core.ALL_TO_ALL, _numbered("inputs", inputs), _numbered("outputs", outputs), timeout=timeout)
 
     def barrier(self, *, timeout: float | None = None) -> None:
         """Returns when all members have called it."""
-        self._run(core.BARRIER, [], [], timeout=timeout)
+        self._run(core.BARRIER, {}, {}, timeout=timeout)
 
     # --- messages
 
@@ -231,8 +227,9 @@ class Group:
         What needs more of it ends with PeerLost at once, naming it: a message alone, a collective with all later ones.
         `shrink` then makes a group without it.
         """
-        if self._hierarchy is not None:
-            self._hierarchy.close()
+        for part in (self._devices, self._hierarchy):
+            if part is not None:
+                part.close()
         self.core.close()
 
     def __enter__(self) -> Group:
@@ -247,26 +244,39 @@ class Group:
     # --- inside
 
     def _run(
-        self,
-        kind: int,
-        inputs: Sequence[core.Block],
-        outputs: Sequence[core.Block],
-        *,
-        root: int = 0,
-        dtype: int = 0,
-        op: str = "sum",
-        timeout: float | None,
-        written: Sequence[Any] = (),
+        self, kind: int, inputs: Named, outputs: Named, *, root: int = 0, op: str = "sum", timeout: float | None
     ) -> None:
+        """One collective of what messages call so; the outputs are written to."""
         if op not in core.REDUCTIONS:
             raise ConfigError(f"op is {op!r}, but must be one of {', '.join(core.REDUCTIONS)}")
         if not 0 <= root < self.size:
             raise ConfigError(f"root is {root}, but the group has ranks 0 to {self.size - 1}")
-        reduction, limit = core.REDUCTIONS[op], _limit(timeout)
-        with self._running:
-            self.run(kind, inputs, outputs, root=root, dtype=dtype, reduction=reduction, timeout=limit)
-        for each in written:
+        limit = _limit(timeout)
+        if any(is_on_gpu(each) for each in (*inputs.values(), *outputs.values())):
+            with self._running:
+                self.devices.run(kind, list(inputs.values()), list(outputs.values()), root=root, op=op, timeout=limit)
+        else:
+            to = [self._memory(each, name, writes=True) for name, each in outputs.items()]
+            given = [self._memory(each, name) for name, each in inputs.items()]
+            dtype = (to or given)[0][1] if kind in _REDUCING else 0
+            with self._running:
+                self.run(
+                    kind,
+                    [block for block, _ in given],
+                    [block for block, _ in to],
+                    root=root, dtype=dtype, reduction=core.REDUCTIONS[op], timeout=limit,
+                )  # fmt: skip
+        for each in outputs.values():
             _note_written(each)
+
+    @property
+    def devices(self) -> DeviceCollectives:
+        """For tensors on GPUs."""
+        if self._devices is None:
+            from .device import DeviceCollectives
+
+            self._devices = DeviceCollectives(self.engine, self.core)
+        return self._devices
 
     def _memory(self, what: Any, argument: str, *, writes: bool = False) -> tuple[core.Block, int]:
         """The address and size of contiguous memory, and the number of its dtype (255: none that can be reduced)."""
@@ -276,6 +286,16 @@ class Group:
         if writes and not memory.writable:
             raise ConfigError(f"{argument} is read-only, but is written to")
         return (memory.address, memory.view.nbytes), DTYPES.get(memory.view.dtype, 255)
+
+
+def _numbered(argument: str, given: Sequence[Any]) -> Named:
+    return {f"{argument}[{i}]": each for i, each in enumerate(given)}
+
+
+def is_on_gpu(what: Any) -> bool:
+    """Whether it is a tensor on a GPU of AMD or NVIDIA."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and isinstance(what, torch.Tensor) and bool(what.is_cuda)
 
 
 def _note_written(what: Any) -> None:

@@ -13,7 +13,6 @@ grid: all end with what the group of all members says.
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain, pairwise
@@ -24,6 +23,7 @@ from ..errors import PeerLost, RdmaError
 from ..rdma import group as core
 from ..rdma.engine import Engine
 from ..rdma.memory import memory_of
+from .guard import Guard
 from .meeting import meet
 from .table import row_for
 
@@ -32,7 +32,6 @@ __all__ = ["Hierarchy", "hierarchy_of", "hosts_of"]
 # Bytes of an element, by its number in enum mr_dtype.
 _ITEM = (1, 1, 2, 4, 8, 4, 8, 2, 2, 1, 1, 1, 1, 1)
 _NOTICED = 2.0  # seconds after which a loss that one group has noticed must have been noticed by the other one
-_LOOK = 0.02  # seconds between looks of the guard, while a call runs
 _WORD = 8  # bytes
 _NOTHING: core.Block = (0, 0)
 _SUM, _AVG = core.REDUCTIONS["sum"], core.REDUCTIONS["avg"]
@@ -109,7 +108,7 @@ class Hierarchy:
         if across is not None:
             self._ranks[across] = [host[local.rank] for host in hosts]
         self._least = least
-        self._guard = _Guard(whole, self._levels)
+        self._guard = Guard(whole, self._end_levels)
         self._ways: dict[int, Callable[..., None]] = {
             core.ALL_REDUCE: self._all_reduce,
             core.REDUCE_SCATTER: self._reduce_scatter,
@@ -151,12 +150,16 @@ class Hierarchy:
                 self.abort("a call was interrupted")
                 raise
 
-        with self._guard:
+        with self._guard.watching():
             way(step, inputs, outputs, root=root, item=_ITEM[dtype] if dtype < len(_ITEM) else 1)
 
     def abort(self, reason: str) -> None:
         for group in (self.whole, *self._levels):
             group.abort(reason)
+
+    def _end_levels(self) -> None:
+        for group in self._levels:
+            group.abort("the group of all members has failed")
 
     def close(self) -> None:
         self._guard.close()
@@ -282,42 +285,6 @@ class Hierarchy:
         peer = self.whole.names[whose]
         told = type(error)(f"rank {whose} ({peer}): {error}", peer=peer, operation=error.operation)
         return told if is_first else self.whole.failure or told
-
-
-class _Guard:
-    """While a call runs in a level: ends it where the group of all members fails. Nobody who waits there may know."""
-
-    def __init__(self, whole: core.CoreGroup, levels: Sequence[core.CoreGroup]) -> None:
-        self._whole, self._levels = whole, levels
-        self._changed = threading.Condition()
-        self._is_running = self._is_closed = False
-        self._thread: threading.Thread | None = None
-
-    def __enter__(self) -> None:
-        with self._changed:
-            self._is_running = True
-            if self._thread is None:
-                self._thread = threading.Thread(target=self._serve, name="monarch_rdma-hierarchy", daemon=True)
-                self._thread.start()
-            self._changed.notify()
-
-    def __exit__(self, *_: object) -> None:
-        self._is_running = False
-
-    def close(self) -> None:
-        with self._changed:
-            self._is_closed = True
-            self._changed.notify()
-
-    def _serve(self) -> None:
-        while not self._is_closed:
-            if self._whole.failed_rank is not None:
-                for group in self._levels:
-                    group.abort("the group of all members has failed")
-                return
-            with self._changed:
-                if not self._is_closed:
-                    self._changed.wait(_LOOK if self._is_running else None)
 
 
 def _at(ranks: Sequence[int], place: int) -> int | None:

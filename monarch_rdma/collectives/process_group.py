@@ -1,4 +1,4 @@
-"""torch.distributed's backend "monarch_rdma": a process group for tensors in host memory.
+"""torch.distributed's backend "monarch_rdma": a process group for tensors in host memory and on GPUs of one host.
 
 torch calls the methods here by their names, from Python and from C++ (DDP, functional collectives). Each describes its
 memory to the core at once, and is carried out in the order of calls: by who waits for it, or by the group's thread.
@@ -20,6 +20,7 @@ from ..errors import ConfigError
 from ..rdma import group as core
 from ..rdma.engine import Engine, adopt_secret, default_engine
 from ..rdma.secret import Secret, configured_secret
+from .device import INSTEAD
 from .group import DTYPES, Group
 from .meeting import member
 from .work import Sequence, Work
@@ -43,7 +44,7 @@ _Base: Any = dist.ProcessGroup  # whose declared signatures differ from version 
 def register() -> None:
     """Makes the backend known to torch.distributed. Again is no error."""
     if BACKEND.upper() not in dist.Backend._plugins:
-        dist.Backend.register_backend(BACKEND, meet_in_store, devices=["cpu"])
+        dist.Backend.register_backend(BACKEND, meet_in_store, devices=["cpu", "cuda"])
 
 
 def meet_in_store(store: Any, rank: int, size: int, timeout: timedelta) -> ProcessGroup:
@@ -114,7 +115,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
                 calls.append(_then(reduced, _copy(tensor, scratch) if self.group.rank == root else None))
                 continue
             block, after = self._in_place(tensor, is_written=self.group.rank == root)
-            outputs = [_block(block)] if self.group.rank == root else []
+            outputs = [block] if self.group.rank == root else []
             name, number = op
             run = self._core(core.REDUCE, [block], outputs, root=root, dtype=number, reduction=name, timeout=limit)
             calls.append(_then(run, after))
@@ -145,7 +146,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         calls = []
         for tensor in tensors:
             block, after = self._in_place(tensor, is_written=not is_root)
-            blocks = ([block], []) if is_root else ([], [_block(block)])
+            blocks = ([block], []) if is_root else ([], [block])
             run = self._core(core.BROADCAST, *blocks, root=opts.rootRank, timeout=self._limit(opts))
             calls.append(_then(run, after))
         return self._start(calls, tensors, opts)
@@ -179,22 +180,20 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> Work:
         to, finish = self._destinations(outputs[0] if outputs else [])
-        run = self._core(
-            core.GATHER, [inputs[0]], [_block(each) for each in to], root=opts.rootRank, timeout=self._limit(opts)
-        )
+        run = self._core(core.GATHER, [inputs[0]], to, root=opts.rootRank, timeout=self._limit(opts))
         return self._start([_then(run, finish)], outputs[0] if outputs else [], opts)
 
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> Work:
         to, finish = self._destinations(outputs)
         run = self._core(
-            core.SCATTER, inputs[0] if inputs else [], [_block(to[0])], root=opts.rootRank, timeout=self._limit(opts)
+            core.SCATTER, inputs[0] if inputs else [], to[:1], root=opts.rootRank, timeout=self._limit(opts)
         )
         return self._start([_then(run, finish)], outputs, opts)
 
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         opts = opts or dist.AllToAllOptions()
         to, finish = self._destinations(outputs)
-        run = self._core(core.ALL_TO_ALL, inputs, [_block(each) for each in to], timeout=self._limit(opts))
+        run = self._core(core.ALL_TO_ALL, inputs, to, timeout=self._limit(opts))
         return self._start([_then(run, finish)], outputs, opts)
 
     def all_to_all_single(
@@ -209,7 +208,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         whole, after = self._in_place(output, is_written=True)
         to = self._split(whole, "output", output_splits)
         blocks = list(self._split(input.contiguous(), "input", input_splits))
-        run = self._core(core.ALL_TO_ALL, blocks, [_block(each) for each in to], timeout=self._limit(opts))
+        run = self._core(core.ALL_TO_ALL, blocks, to, timeout=self._limit(opts))
         return self._start([_then(run, after)], [output], opts)
 
     def barrier(self, opts: Any = None) -> Work:
@@ -233,7 +232,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Work:
         tensor = tensors[0].detach().contiguous()
-        block, limit = _block(tensor), self._timeout
+        block, limit = _message_block(tensor), self._timeout
 
         def call() -> None:
             self.group.core.send(to, tag, block, limit)
@@ -245,7 +244,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
     def recv(self, tensors: list[torch.Tensor], sender: int, tag: int) -> Work:
         tensor = tensors[0]
         to, after = self._in_place(tensor, is_written=True)
-        block, limit = _block(to), self._timeout
+        block, limit = _message_block(to), self._timeout
 
         def call() -> int:
             came_from = self.group.core.receive(sender, tag, block, limit)
@@ -335,6 +334,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def _start(self, calls: list[Call], tensors: list[torch.Tensor], opts: Any) -> Work:
         call = calls[0] if len(calls) == 1 else _one_after_the_other(calls)
+        if (on_gpu := next((tensor for tensor in tensors if tensor.is_cuda), None)) is not None:
+            call = _on_stream(torch.cuda.current_stream(on_gpu.device), call)
         work = Work(self._collectives, call, tensors)
         is_awaited = not getattr(opts, "asyncOp", True) and self._coalesced is None
         self._collectives.add(work, is_awaited=is_awaited)
@@ -358,7 +359,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         self,
         kind: int,
         inputs: Iterable[torch.Tensor],
-        outputs: list[core.Block],
+        outputs: Iterable[torch.Tensor],
         *,
         root: int = 0,
         dtype: int = 0,
@@ -366,19 +367,30 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         timeout: float,
     ) -> Call:
         """A collective of the core. The inputs are kept until it has ended."""
-        kept = [_on_cpu(tensor).detach().contiguous() for tensor in inputs]
-        blocks = [_block(tensor) for tensor in kept]
+        kept, outputs = [_dense(tensor).detach().contiguous() for tensor in inputs], list(outputs)
+        if any(tensor.is_cuda for tensor in (*kept, *outputs)):
+            return self._on_devices(kind, kept, outputs, root=root, op=reduction, timeout=timeout)
+        blocks, to = [_block(tensor) for tensor in kept], [_block(tensor) for tensor in outputs]
         number, run = core.REDUCTIONS[reduction], self.group.run
 
         def call() -> None:
-            run(kind, blocks, outputs, root=root, dtype=dtype, reduction=number, timeout=timeout)
+            run(kind, blocks, to, root=root, dtype=dtype, reduction=number, timeout=timeout)
             kept.clear()
+
+        return call
+
+    def _on_devices(self, kind: int, inputs: list[torch.Tensor], outputs: list[torch.Tensor], **options: Any) -> Call:
+        """The same of tensors on a GPU."""
+
+        def call() -> None:
+            self.group.devices.run(kind, inputs, outputs, **options)
+            inputs.clear()
 
         return call
 
     def _in_place(self, tensor: torch.Tensor, *, is_written: bool) -> tuple[torch.Tensor, Call | None]:
         """Contiguous memory with the tensor's values, and what brings the new ones back if it is not its own."""
-        plain = _on_cpu(tensor).detach()
+        plain = _dense(tensor).detach()
         if plain.is_contiguous():
             return plain, None
         copy = plain.contiguous()
@@ -400,7 +412,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         name, number = named
         block, after = self._in_place(tensor, is_written=True)
         prepare = _scale(block, op)
-        run = self._core(core.ALL_REDUCE, [block], [_block(block)], dtype=number, reduction=name, timeout=limit)
+        run = self._core(core.ALL_REDUCE, [block], [block], dtype=number, reduction=name, timeout=limit)
         return _then(_then(prepare, run), after) if prepare is not None else _then(run, after)
 
     def _bitwise(self, tensor: torch.Tensor, op: Any, limit: float) -> Call:
@@ -427,12 +439,12 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         block, after = self._in_place(output, is_written=True)
         if op_type(op) == _RedOp.PREMUL_SUM:
             shards = [shard * _factor(op) for shard in shards]
-        run = self._core(core.REDUCE_SCATTER, shards, [_block(block)], dtype=number, reduction=name, timeout=limit)
+        run = self._core(core.REDUCE_SCATTER, shards, [block], dtype=number, reduction=name, timeout=limit)
         return _then(run, after)
 
     def _all_gather(self, outputs: list[torch.Tensor], tensor: torch.Tensor, limit: float) -> Call:
         to, finish = self._destinations(outputs)
-        run = self._core(core.ALL_GATHER, [tensor], [_block(each) for each in to], timeout=limit)
+        run = self._core(core.ALL_GATHER, [tensor], to, timeout=limit)
         return _then(run, finish)
 
     def _split(self, tensor: torch.Tensor, argument: str, rows: list[int] | None = None) -> Iterable[torch.Tensor]:
@@ -482,16 +494,35 @@ def _scale(tensor: torch.Tensor, op: Any) -> Call | None:
     return lambda: tensor.mul_(_factor(op))
 
 
-def _on_cpu(tensor: torch.Tensor) -> torch.Tensor:
-    if not tensor.is_cpu or tensor.layout is not torch.strided:
+def _dense(tensor: torch.Tensor) -> torch.Tensor:
+    if not (tensor.is_cpu or tensor.is_cuda) or tensor.layout is not torch.strided:
         raise ConfigError(
-            f"a tensor on {tensor.device} with layout {tensor.layout}: backend {BACKEND} takes dense ones on the CPU"
+            f"a tensor on {tensor.device} with layout {tensor.layout}: backend {BACKEND} takes dense ones, on the CPU "
+            "or a GPU of AMD or NVIDIA"
         )
     return tensor
 
 
+def _message_block(tensor: torch.Tensor) -> core.Block:
+    if not tensor.is_cpu:
+        raise ConfigError(
+            f"a tensor on {tensor.device}: backend {BACKEND} sends and receives those on the CPU; {INSTEAD}"
+        )
+    return _block(tensor)
+
+
 def _copy(to: torch.Tensor, source: torch.Tensor) -> Call:
     return lambda: to.detach().copy_(source.view(to.shape))
+
+
+def _on_stream(stream: Any, first: Call) -> Call:
+    """Whoever carries it out: what is done on a GPU comes after what its caller had queued there."""
+
+    def call() -> None:
+        with torch.cuda.stream(stream):
+            first()
+
+    return call
 
 
 def _then(first: Call, second: Call | None) -> Call:

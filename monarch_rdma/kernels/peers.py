@@ -51,8 +51,8 @@ def peer_collective_reference(kind: str, data: Sequence[torch.Tensor], rank: int
 def peer_collective(kind: str, out: torch.Tensor, workspaces: Workspaces, op: str = "sum") -> None:
     """`out` becomes what `kind` says of the data in all ranks' workspaces, when this rank's current stream comes to it.
 
-    The same bits on all ranks: folded from rank 0 up, as `reduce` does. When the stream has gone past it, all ranks have
-    read this one's data. Nothing checks that the ranks mean the same: see monarch_rdma.collectives.
+    The same bits on all ranks: folded from rank 0 up, as `reduce` does. When the stream has gone past it, all ranks
+    have read this one's data. Nothing checks that the ranks mean the same: see monarch_rdma.collectives.
 
     Args:
         kind: "one_shot" or "two_shot" all-reduce of as many elements as out has; "reduce_scatter" of as many for each

@@ -15,8 +15,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from .._engine import ffi, lib
+from .engine import raise_error, scratch
+from .memory import memory_of
 
-__all__ = ["Description", "Device", "describe", "parse"]
+__all__ = ["Description", "Device", "describe", "parse", "synchronize"]
 
 
 @dataclass(frozen=True)
@@ -70,3 +72,11 @@ def parse(document: dict[str, Any]) -> Description:
         document["visible"],
         tuple(devices),
     )
+
+
+def synchronize(tensor: Any) -> None:
+    """Waits until what was queued on the current stream of a tensor's device has ended. ConfigError where it failed."""
+    error = scratch.error
+    stream = ffi.cast("void *", memory_of(tensor, "tensor", devices=True).current_stream())
+    if kind := lib.mr_gpu_synchronize(tensor.device.index or 0, stream, error):
+        raise_error(error, kind, operation="synchronize")
