@@ -118,7 +118,7 @@ def test_a_member_that_does_not_come(formed: Members) -> None:
     ("break_it", "says"),
     [
         ("fail('IpcGetMemHandle', 801, 1)", "the memory of rank 1"),
-        ("fail('IpcOpenMemHandle', 801, 2)", "rank 1: the memory of rank 0"),
+        ("fail('IpcOpenMemHandle', 801, 1)", "rank 1: the memory of rank 0"),
         ("fail('Malloc', 2, 1)", "rank 1: "),
         ("import monarch_rdma.collectives.device as d; kept, d.native = d.native, lambda name, device: None",
          "rank 1: the package was built without kernels for its GPU"),
