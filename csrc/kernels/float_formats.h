@@ -80,6 +80,10 @@ struct SmallFloat {
   static constexpr uint32_t kLargestAsFloat = (kLargest << kShift) + kRebias;  // bits of the largest finite value
   static constexpr uint32_t kOverAsFloat = kLargestAsFloat + (1u << kShift);   // one step more: the pattern after it
 
+  static constexpr uint32_t kSmallestNormalAsFloat = uint32_t(128 - kBias) << 23;
+  // Bits of the power of two whose last place is the format's smallest step.
+  static constexpr uint32_t kRoundingPower = uint32_t(127 + 1 - kBias - kMantissa + 23) << 23;
+
   MR_HOST_DEVICE static float to_float(Bits bits) {
     const uint32_t magnitude = bits & kMagnitude;
     const uint32_t normal = (magnitude << kShift) + kRebias;
@@ -104,11 +108,10 @@ struct SmallFloat {
     // One step too large is the pattern that overflow should be: Inf, or the NaN of fnuz.
     const uint32_t most = saturate || kSpecial == Special::one_nan ? kLargestAsFloat : kOverAsFloat;
     in = in > most ? most : in;
-    // Added to a power of two whose last place is the format's smallest step, a number is rounded by the processor.
-    const uint32_t power = uint32_t(127 + 1 - kBias - kMantissa + 23) << 23;
-    const uint32_t subnormal = float_bits(float_from_bits(in) + float_from_bits(power)) - power;
+    // Added to that power of two, a number is rounded by the processor.
+    const uint32_t subnormal = float_bits(float_from_bits(in) + float_from_bits(kRoundingPower)) - kRoundingPower;
     const uint32_t normal = (in - kRebias + (1u << (kShift - 1)) - 1 + ((in >> kShift) & 1)) >> kShift;
-    const uint32_t out = in < uint32_t(128 - kBias) << 23 ? subnormal : normal;
+    const uint32_t out = in < kSmallestNormalAsFloat ? subnormal : normal;
     uint32_t sign = (all >> 31) << (kExponent + kMantissa);
     if (kSpecial == Special::fnuz) sign = out == 0 ? 0 : sign;
     return Bits(nan ? kNaN : out | sign);
