@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import time
 from datetime import timedelta
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -16,6 +18,9 @@ from torch.distributed import ReduceOp
 
 import monarch_rdma.collectives
 from monarch_rdma import config
+
+sys.path.append(str(Path(__file__).resolve().parent.parent / "benchmarks" / "gpu_check"))
+import collectives as gpu_check
 
 __all__ = [
     "DTYPES", "OPS", "Group", "attempt",
@@ -99,5 +104,6 @@ def through_torch(backend: str, port: int, rank: int, size: int) -> None:
     host = everyone[rank].clone()
     dist.all_reduce(host)
     assert same(host, total)
+    assert gpu_check.wrong_results(on_gpu, (1, 33, 700), 1) == []  # what is first run on a real one
     dist.destroy_process_group()
     wait_until_none_is("opened")

@@ -49,7 +49,8 @@ def _sources() -> list[Path]:
     folders = [
         (KERNELS, "*"),
         (EMULATION, "**/*"),
-        (CHECK, "*"),
+        (CHECK, "*.cu"),
+        (CHECK, "*.h"),
         (ROOT / "csrc" / "kernels", "*.h"),
         (ROOT / "csrc" / "ops", "*"),
     ]

@@ -284,6 +284,21 @@ def test_the_gpu_check_without_a_gpu(tmp_path: Path) -> None:
     assert done.stderr == "gpu_check: there is no NVIDIA GPU here (nvidia-smi finds none)\n"
 
 
+def test_the_gpu_check_says_what_it_would_run() -> None:
+    script = emulated_kernels.ROOT / "benchmarks" / "gpu_check.sh"
+    done = subprocess.run([script, "--dry-run"], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    stages = [line.split(",")[0] for line in done.stdout.splitlines() if ", at most " in line]
+    assert stages == [
+        "cases", "processes", "memcheck", "racecheck", "speed", "module", "collectives",
+        "hipified_cases", "hipified_processes", "hipified_speed",
+    ]  # fmt: skip
+    assert sum(int(seconds) for seconds in re.findall(r", at most (\d+) s", done.stdout)) <= 720
+    assert done.stdout.endswith("gpu_check: nothing was run\n")
+    wrong = subprocess.run([script, "--dry"], capture_output=True, text=True, timeout=60, check=False)
+    assert wrong.returncode == 1 and wrong.stderr == "gpu_check: unknown argument --dry; there is --dry-run\n"
+
+
 # --- collectives -------------------------------------------------------------------------------------------------
 
 
