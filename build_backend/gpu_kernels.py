@@ -19,7 +19,7 @@ HIPIFIED = Path("build", "hipified")
 INCLUDE = (Path("csrc"), Path("hip_kernels"))
 FLAGS = ["-O3", "-std=c++20"]
 ROCM_GPUS, CUDA_GPUS = "gfx90a;gfx942;gfx950", "8.0;9.0+PTX"
-OPS = ("checksum", "pack", "peers", "quantize", "reduce", "tensor_bytes")  # the checks of csrc/ops, for this dispatch key too
+OPS = ("checksum", "pack", "peers", "quantize", "reduce", "tensor_bytes")  # checks of csrc/ops, for this key too
 
 Say = Callable[[str], None]
 
