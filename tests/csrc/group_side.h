@@ -47,7 +47,8 @@ struct GroupMember {
                              in.data(),
                              in_bytes.data(),
                              out.data(),
-                             out_bytes.data()};
+                             out_bytes.data(),
+                             0};
     return mr_group_run(group, &call, timeout, &error);
   }
   int send(uint32_t to, int64_t tag, const std::vector<uint8_t>& data, double timeout = 30) {
