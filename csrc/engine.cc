@@ -16,7 +16,7 @@
 namespace mr {
 namespace {
 
-constexpr uint32_t kProtocolVersion = 1;
+constexpr uint32_t kProtocolVersion = 2;
 const char kVersion[] = "0.1.0";
 
 const char* require(const char* text, const char* argument) {
