@@ -6,7 +6,8 @@ import re
 
 __all__ = ["without_knocks"]
 
-_KNOCK = re.compile(r".*refused a connection from 127\.0\.0\.1: .*\bof another job\b.*\(told once.*\)\n?")
+_WHY = r".*\bof another job\b.*|.*ended the connection during the TLS handshake.*"  # who of both has noticed it first
+_KNOCK = re.compile(rf".*refused a connection from 127\.0\.0\.1: (?:{_WHY})\(told once.*\)\n?")
 
 
 def without_knocks(said: str) -> str:

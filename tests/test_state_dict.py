@@ -171,6 +171,8 @@ def test_versions_are_watched(store: dist.Store, published: list[Publication]) -
         raise AssertionError
     with pytest.raises(TransferTimeout):
         reader.fetch(version=9, timeout=0.05)
+    with pytest.raises(VersionChanged, match="version 3 is past: the publishing ranks have 4"):
+        reader.fetch(version=3)
 
 
 def test_what_is_written_all_the_time_is_not_read(store: dist.Store, published: list[Publication]) -> None:

@@ -241,8 +241,8 @@ class Reader:
         """Reads one version: this one, or one that is newer than that, or whichever there is; waits for it, and begins
         again where it is written meanwhile. `progress`: called with the bytes read so far and those of all.
 
-        Raises VersionChanged where no version stayed long enough, TransferTimeout where there was none in time, and
-        PeerLost naming what is lost. The tensors are then partly written.
+        Raises VersionChanged where no version stayed long enough, or at once where `version` is past, TransferTimeout
+        where there was none in time, and PeerLost naming what is lost. The tensors are then partly written.
         """
         return self.repeated(partial(self.reshard.run, progress=progress), version, newer_than, Deadline(timeout))
 
@@ -254,8 +254,11 @@ class Reader:
         changed: VersionChanged | None = None
         while True:
             try:
-                if version is not None or newer_than is not None:
-                    self._wait(lambda v: v == version if newer_than is None else v > newer_than, deadline)
+                least = version if newer_than is None else newer_than + 1
+                if least is not None:
+                    found = self._wait(least, deadline)
+                    if version is not None and found > version:
+                        break
                 return run(timeout=deadline.left(), version=version)
             except VersionChanged as error:
                 changed = error
@@ -264,6 +267,7 @@ class Reader:
                     raise
                 raise changed from None
             deadline.pause()
+        raise VersionChanged(f"version {version} is past: the publishing ranks have {found}", operation="read")
 
     def versions(self, timeout: float | None = 60) -> dict[int, int | None]:
         """The version that each publishing rank has; None while it is being written. Ranks that are lost have none."""
@@ -271,14 +275,15 @@ class Reader:
 
     def wait(self, newer_than: int, timeout: float | None = 60) -> int:
         """The version that all publishing ranks have, once it is newer than that. TransferTimeout."""
-        return self._wait(lambda version: version > newer_than, Deadline(timeout))
+        return self._wait(newer_than + 1, Deadline(timeout))
 
-    def _wait(self, is_wanted: Callable[[int], bool], deadline: Deadline) -> int:
+    def _wait(self, least: int, deadline: Deadline) -> int:
+        """The version that all have, once it is at least that; -1 where all are lost."""
         while True:
             found = set(self.reshard.versions(deadline.left()).values())
             if not found:
                 return -1  # all are lost: reading says so
-            if len(found) == 1 and (version := found.pop()) is not None and is_wanted(version):
+            if len(found) == 1 and (version := found.pop()) is not None and version >= least:
                 return version
             if deadline.is_over():
                 raise TransferTimeout(f"the version that is waited for was not there in {deadline.timeout} s")
