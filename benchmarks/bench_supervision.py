@@ -16,6 +16,7 @@ import argparse
 import importlib.util
 import json
 import os
+import select
 import signal
 import statistics
 import subprocess
@@ -26,6 +27,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import psutil
 import torch
 
 from monarch_rdma import actor, config
@@ -159,6 +161,44 @@ def actor_restarted(rounds: int) -> list[float]:
     return taken
 
 
+PROGRAM = """
+import time
+from monarch_rdma.actor import Actor, endpoint, this_host
+
+class Worker(Actor):
+    @endpoint
+    def work(self) -> None:
+        time.sleep(60)
+
+workers = this_host().spawn_procs({"gpus": 4}).spawn("workers", Worker)
+workers.initialized.get(60)
+calls = [workers.slice(gpus=rank).work.call_one() for rank in range(4)]
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def orphaned(rounds: int) -> list[float]:
+    """Seconds from SIGKILL of a program until the last process of its four busy workers and their template is gone."""
+    taken = []
+    for _ in range(rounds):
+        with subprocess.Popen([sys.executable, "-c", PROGRAM], stdout=subprocess.PIPE) as program:
+            assert program.stdout is not None and program.stdout.readline() == b"ready\n"
+            watched = select.poll()
+            descriptors = [os.pidfd_open(each.pid) for each in psutil.Process(program.pid).children(recursive=True)]
+            assert len(descriptors) > 4
+            for descriptor in descriptors:
+                watched.register(descriptor, select.POLLIN)
+            at = time.monotonic()
+            program.kill()
+            for _ in descriptors:
+                (descriptor, _), *_ = watched.poll(LIMIT * 1000)
+                watched.unregister(descriptor)
+                os.close(descriptor)
+            taken.append(time.monotonic() - at)
+    return taken
+
+
 def _pid(victim: Any) -> int | None:
     try:
         return int(victim.pid.call_one().get(LIMIT))
@@ -188,6 +228,7 @@ def figures(quick: bool, python: str | None) -> list[Figure]:
     stopped, _ = noticed(1 if quick else 3, signal.SIGSTOP)
     back = restarted(10 if quick else 100)
     again = actor_restarted(20 if quick else 200)
+    alone = orphaned(3 if quick else 20)
     timeout = float(config.get("heartbeat_timeout"))
     return [
         figure("SIGKILL, until the owner's handler runs", told, 0.1, killed["told"]),
@@ -197,6 +238,7 @@ def figures(quick: bool, python: str | None) -> list[Figure]:
         ),
         figure("SIGKILL, until the new process answers, torch imported", back, 1.0),
         figure("an actor ends, until the new one answers, with its state", again, 1.0),
+        figure("SIGKILL of a program, until its workers are gone", alone, 2.0),
     ]
 
 

@@ -89,7 +89,8 @@ def test_too_many_restarts_reach_the_owner(procs: ProcMesh, faults: Faults) -> N
     pids = [kill(workers.slice(n=1)), kill(workers.slice(n=0)), kill(workers.slice(n=1))]
     failure: Any = heard.next()
     assert (failure.kind, failure.rank, failure.exit_code) == ("process", 1, -signal.SIGKILL)
-    assert [(cause.rank, cause.exit_code) for cause in failure.causes] == [(1, -9), (0, -9), (1, -9)]
+    causes = [(cause.rank, cause.exit_code) for cause in failure.causes]
+    assert sorted(causes) == [(0, -9), (1, -9), (1, -9)] and causes[-1] == (1, -9)  # the owner may hear of 0 before 1
     assert all(f"pid {pid}" in failure.report() for pid in pids)
     for rank in range(2):
         with pytest.raises(SupervisionError, match="given up|3 restarts"):

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from ..actor import HostMesh, attach_to_workers, context
 from ..actor.joining.transport import be_found_by_other_hosts
-from ..actor.runtime.proc import current_proc, existing_proc
+from ..actor.runtime.proc import Proc, current_proc, existing_proc
 from ..errors import AuthenticationError, ConfigError, PeerLost, RdmaError, TransferTimeout
 from ..rdma.secret import Secret, configured_secret
 from ..supervision.events import emit
@@ -158,8 +158,9 @@ class ScheduledJob(JobTrait):
             self._raise_if_over(status)
             if status.phase == "running":
                 return JobState(self._watch.meshes)
-        if not self._is_kept:
-            current_proc().at_close(self._end_quietly)
+        begun = existing_proc()
+        if begun is not None:  # it may end while the job waits in the queue
+            self._end_with(begun)
         self._wait_for_hosts(deadline)
         if self.reaches_other_hosts:
             be_found_by_other_hosts()
@@ -167,6 +168,8 @@ class ScheduledJob(JobTrait):
         meshes = {name: self._attach(name, addresses, deadline) for name, addresses in workers.items()}
         owner = context().actor_instance.owner_reference
         self._watch = JobWatch(self, meshes, owner)
+        if begun is None:  # with the job's secret, by attaching
+            self._end_with(current_proc())
         return JobState(meshes)
 
     def _kill(self) -> None:
@@ -175,6 +178,10 @@ class ScheduledJob(JobTrait):
             watch.close(_GRACE)
         self._cancel()
         self.folder.remove()
+
+    def _end_with(self, proc: Proc) -> None:
+        if not self._is_kept:
+            proc.at_close(self._end_quietly)
 
     # --- waiting
 
