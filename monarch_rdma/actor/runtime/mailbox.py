@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
+from weakref import WeakMethod
 
 from ...errors import ResourceExhausted
 from ...rdma.messages import Stop
@@ -35,7 +36,7 @@ class Mailbox:
     def __init__(self, proc: Proc, about: Callable[[], str]) -> None:
         """`about`: whose it is, and what keeps it, for who is turned away."""
         self._proc = proc
-        self._about = about
+        self._about = WeakMethod(about)  # no cycle: an ended actor lets go of its ports at once
         self._stop = Stop()
         self._urgent: deque[Frame] = deque()
         self._queue: deque[Frame] = deque()
@@ -131,7 +132,9 @@ class Mailbox:
         what = self._ahead.turn_away(frame)
         if what is not None:
             frame.is_cancelled = frame.is_answered = True
-            error = ResourceExhausted(f"{self._about()} has no room for {what}", peer=frame.address, operation="call")
+            about = self._about()
+            whose = "an actor that has ended" if about is None else about()
+            error = ResourceExhausted(f"{whose} has no room for {what}", peer=frame.address, operation="call")
             self._proc.fetcher.give_up(frame, error, is_full=True)
 
     def _leaves(self, size: int) -> bool:
