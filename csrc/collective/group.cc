@@ -4,6 +4,8 @@
 #include <cstring>
 #include <functional>
 
+#include "../base/fence.h"
+
 namespace mr {
 namespace {
 
@@ -355,7 +357,7 @@ const uint8_t* Group::exposed_by(Member& from, uint64_t place, uint64_t bytes, T
 
 void Group::check_exposed_by(const Member& from) {
   if (!from.exposed.is_on()) return;
-  std::atomic_thread_fence(std::memory_order_acquire);
+  fence_reads();
   check();  // closed meanwhile: its owner does not wait for us any more
   const uint64_t word = from.arena.head->failure.load();
   if (word == 0) return;

@@ -4,6 +4,7 @@
 
 #include <climits>
 
+#include "../base/fence.h"
 #include "lane.h"
 
 namespace mr {
@@ -131,7 +132,7 @@ Status ProcessMemory::read(uint8_t* local, const View& local_view, uint64_t base
       got = read_pieces(local, local_view, base, remote_view, begin, length, &moved);
     }
     const int error = got < 0 ? errno : 0;
-    std::atomic_thread_fence(std::memory_order_acquire);
+    fence_reads();
     if (!identity_.signs.are_up()) return other_owner();
     if (error != 0 && error != EFAULT) return failure(error);
     if (moved == 0)

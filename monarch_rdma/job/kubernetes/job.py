@@ -295,7 +295,8 @@ class KubernetesJob(ScheduledJob):
         job = self._applied_job
 
         def names() -> list[str]:
-            return [pod["metadata"]["name"] for mesh in job.meshes for pod in self._pods(job, mesh)]
+            meshes = [current(self._pods(job, mesh), mesh.pod_rank_label, mesh.num_replicas) for mesh in job.meshes]
+            return [pods[rank]["metadata"]["name"] for pods in meshes for rank in sorted(pods)]
 
         return [PodLogs(self._cluster, job.namespace, names)]
 
