@@ -161,13 +161,13 @@ class ScheduledJob(JobTrait):
         begun = existing_proc()
         if begun is not None:  # it may end while the job waits in the queue
             self._end_with(begun)
-        self._wait_for_hosts(deadline)
+        told = self._wait_for_hosts(deadline)
         if self.reaches_other_hosts:
             be_found_by_other_hosts()
         workers = self._workers()
         meshes = {name: self._attach(name, addresses, deadline) for name, addresses in workers.items()}
         owner = context().actor_instance.owner_reference
-        self._watch = JobWatch(self, meshes, owner)
+        self._watch = JobWatch(self, meshes, owner, told)
         if begun is None:  # with the job's secret, by attaching
             self._end_with(current_proc())
         return JobState(meshes)
@@ -185,8 +185,8 @@ class ScheduledJob(JobTrait):
 
     # --- waiting
 
-    def _wait_for_hosts(self, deadline: float) -> None:
-        """Until the scheduler says that it runs."""
+    def _wait_for_hosts(self, deadline: float) -> JobStatus:
+        """Until the scheduler says that it runs: its words."""
         pause, before = _FIRST_PAUSE, None
         while True:
             status = self._status()
@@ -195,7 +195,7 @@ class ScheduledJob(JobTrait):
                 self._tell(status)
             self._raise_if_over(status)
             if status.phase == "running":
-                return
+                return status
             if time.monotonic() + pause > deadline:
                 raise TransferTimeout(
                     f"{status.sentence(self.name)}; the wait for it is over, and it stays in the queue until kill()",

@@ -35,7 +35,10 @@ _WARNED_TOGETHER = 60.0  # seconds in which the warnings of several hosts are on
 class JobWatch:
     """One thread; it also learns of the loss of agents, and tells `owner` when the job has ended."""
 
-    def __init__(self, job: ScheduledJob, meshes: Mapping[str, HostMesh], owner: tuple[str, int]) -> None:
+    def __init__(
+        self, job: ScheduledJob, meshes: Mapping[str, HostMesh], owner: tuple[str, int], told: JobStatus
+    ) -> None:
+        """`told`: what was last told of the job; what differs from it is news."""
         self.meshes = dict(meshes)
         self._job = job
         self._owner = owner
@@ -45,7 +48,7 @@ class JobWatch:
             address: (name, rank) for name, mesh in meshes.items() for rank, address in enumerate(mesh._chosen())
         }
         self._lost: dict[str, str | None] = {}  # the event that told of it, by address
-        self._last: JobStatus | None = None
+        self._last = told
         self._warned_at = -_WARNED_TOGETHER
         self._is_closed = False
         self._has_told = False
@@ -151,7 +154,7 @@ class JobWatch:
                 self._warn(said)
             return False
         _log.warning("%s: the scheduler ends %s", self._job.name, said)
-        if not self._look() and self._last is not None and self._last.phase == "ending" and not self._job.comes_back:
+        if not self._look() and self._last.phase == "ending" and not self._job.comes_back:
             self._tell_owner(f"{self._last.sentence(self._job.name)} ({said})", None)
         self._agents([address]).heard.broadcast(self._proc.address)
         return True
@@ -178,7 +181,7 @@ class JobWatch:
         if status is None or self._is_closed:
             return False
         before, self._last = self._last, status
-        if before is not None and (before.phase, before.message) != (status.phase, status.message):
+        if (before.phase, before.message) != (status.phase, status.message):
             self._job._tell(status)
         if status.is_over:
             self._on_over(status)
