@@ -19,7 +19,7 @@ pytestmark = [
     pytest.mark.timeout(1500),
     pytest.mark.skipif("verbs" not in config.LANES, reason="this version has no verbs lane"),
 ]
-ROUNDS = 10 if os.environ.get("MONARCH_RDMA_TEST_ROUNDS") == "long" else 2
+ROUNDS = 10 if os.environ.get("MONARCH_RDMA_TEST_ROUNDS") == "long" else 1
 
 
 def table(figures: dict[str, dict[str, float]]) -> str:
