@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import hypothesis
 import pytest
+import slurm_cluster
 from actor_client import Faults, client_of_its_own, faults_recorded
 from child import Child, maker_of_children
 from hosts.network import Host, Network, network_of
@@ -64,6 +65,21 @@ def make_network() -> Iterator[Callable[[int], Network]]:
     """Makes networks of so many hosts on this machine; they end with the test. See tests/hosts/network.py."""
     with ExitStack() as networks:
         yield lambda count: networks.enter_context(network_of(count))
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[slurm_cluster.Cluster]:
+    """A SLURM of several nodes on this host. See tests/slurm_cluster.py."""
+    try:
+        cluster = slurm_cluster.Cluster(tmp_path_factory.mktemp("slurm"))
+    except slurm_cluster.Unavailable as why:
+        pytest.skip(str(why))
+    try:
+        cluster.start()
+        yield cluster
+    finally:
+        cluster.stop()
+    assert cluster.processes() == []
 
 
 @pytest.fixture(scope="module")

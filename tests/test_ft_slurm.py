@@ -12,24 +12,10 @@ from pathlib import Path
 import psutil
 import pytest
 from actor_client import wait_until
-from slurm_cluster import Cluster, Unavailable
+from slurm_cluster import Cluster
 
 ROOT = Path(__file__).resolve().parent.parent
 Story = "subprocess.Popen[str]"
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    try:
-        cluster = Cluster(tmp_path_factory.mktemp("slurm"))
-    except Unavailable as why:
-        pytest.skip(str(why))
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.stop()
-    assert cluster.processes() == []
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from actor_client import Faults, faults_recorded, wait_until
 from programs import LIMIT, TESTS, is_alive
-from slurm_cluster import Cluster, Unavailable
+from slurm_cluster import Cluster
 from spmd_programs import HOLDERS, TOGETHER, WORLD, lines_of
 
 from monarch_rdma import config
@@ -25,20 +25,6 @@ from monarch_rdma.job import JobStatus, SlurmJob
 from monarch_rdma.job.slurm import queue
 from monarch_rdma.rdma import default_engine
 from monarch_rdma.supervision.events import Recording
-
-
-@pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    try:
-        cluster = Cluster(tmp_path_factory.mktemp("slurm"))
-    except Unavailable as why:
-        pytest.skip(str(why))
-    try:
-        cluster.start()
-        yield cluster
-    finally:
-        cluster.stop()
-    assert cluster.processes() == []
 
 
 @pytest.fixture
