@@ -21,7 +21,7 @@ Story = "subprocess.Popen[str]"
 @pytest.fixture
 def story(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Story]:
     command = [sys.executable, "-u", "-m", "examples.llama_diloco.story", "--job", "slurm", "--replicas", "2"]
-    command += ["--trainers", "1", "--rounds", "20", "--fault-every", "3600", "--output", str(tmp_path / "out")]
+    command += ["--trainers", "1", "--rounds", "100000", "--fault-every", "3600", "--output", str(tmp_path / "out")]
     command += ["--sbatch=--time=10", *getattr(request, "param", ())]
     environment = os.environ | cluster.environment | {"MONARCH_RDMA_JOB_DIR": str(tmp_path / "jobs")}
     with open(tmp_path / "err", "w") as err:

@@ -63,12 +63,12 @@ def test_the_loss_under_faults_is_that_without(story: Any, tmp_path: Path) -> No
     younger than the program.
     """
     opened, began = OpenedFiles(tmp_path / "opened"), time.time()
-    arguments = ("--rounds", "8", "--replicas", "3", "--trainers", "1", "--fault-every", "3.5", "--seed", "3")
+    arguments = ("--rounds", "12", "--replicas", "3", "--trainers", "1", "--fault-every", "1.5", "--seed", "3")
     process = story(*arguments, **opened.environment)
     out, _ = process.communicate(timeout=115)
     assert process.returncode == 0, out
     calm, faulted = json.loads((tmp_path / "story.json").read_text()).values()
-    assert calm["steps"] == 8 * 3 * 20 <= faulted["steps"] and calm["steps_lost"] == 0
+    assert calm["steps"] == 12 * 3 * 20 <= faulted["steps"] and calm["steps_lost"] == 0
     assert faulted["faults"] and calm["faults"] == []
     ends = [history["held_out"][max(history["held_out"], key=int)] for history in (calm, faulted)]
     assert ends[0] < math.log(256) - 2, "it has learnt something"

@@ -275,7 +275,7 @@ def test_what_slurm_refuses_is_told_in_its_words(client: Faults, place: Path, ar
     [
         (
             {"meshes": {"a": 9}},
-            r"PENDING \(PartitionNodeLimit\); ask for fewer nodes, or another partition of: main, short",
+            r"PENDING \(Partition(NodeLimit|Config)\); .*another( partition)? of: main, short",  # first Config
         ),
         (
             {"meshes": {"a": 1}, "partition": "short", "time_limit": "5"},

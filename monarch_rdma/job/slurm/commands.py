@@ -15,6 +15,7 @@ _NOISE = ("sbatch: error: ", "srun: error: ", "scancel: error: ", "scontrol: err
 _ADVICE = (
     ("invalid partition", "choose one of: {partitions}"),
     ("partitionnodelimit", "ask for fewer nodes, or another partition of: {partitions}"),
+    ("partitionconfig", "the partition does not allow it: ask for less, or choose another of: {partitions}"),
     ("partitiontimelimit", "lower time_limit to what the partition allows (sinfo -o '%R %l'), or choose another"),
     ("time limit", "lower time_limit to what the partition allows (sinfo -o '%R %l'), or choose another"),
     ("invalid account", "pass an account of yours: sacctmgr show associations user=$USER format=account,partition,qos"),
