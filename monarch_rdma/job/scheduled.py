@@ -158,8 +158,7 @@ class ScheduledJob(JobTrait):
             self._raise_if_over(status)
             if status.phase == "running":
                 return JobState(self._watch.meshes)
-        begun = existing_proc()
-        if begun is not None:  # it may end while the job waits in the queue
+        if (begun := existing_proc()) is not None:  # it may end while the job waits in the queue
             self._end_with(begun)
         told = self._wait_for_hosts(deadline)
         if self.reaches_other_hosts:
@@ -168,8 +167,7 @@ class ScheduledJob(JobTrait):
         meshes = {name: self._attach(name, addresses, deadline) for name, addresses in workers.items()}
         owner = context().actor_instance.owner_reference
         self._watch = JobWatch(self, meshes, owner, told)
-        if begun is None:  # with the job's secret, by attaching
-            self._end_with(current_proc())
+        self._end_with(current_proc())
         return JobState(meshes)
 
     def _kill(self) -> None:

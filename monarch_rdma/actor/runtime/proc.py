@@ -378,7 +378,9 @@ class Proc:
         return self._is_ending
 
     def at_close(self, action: Callable[[], None]) -> None:
-        self._at_close.append(action)
+        """Once, however often that is said."""
+        if action not in self._at_close:
+            self._at_close.append(action)
 
     def is_lost(self, address: str) -> bool:
         return address in self._lost
