@@ -136,7 +136,8 @@ def _tensor(shape: tuple[int, ...], dtype: Any, engine: Engine) -> Any:
 
 def _is_shared(storage: Any, engine: Engine) -> bool:
     start = storage.data_ptr()
-    return any(address <= start < address + size for address, size in list(engine.shared_blocks.items()))
+    blocks = engine.shared_blocks.copy()  # in one step: a block may be freed at any time, by the garbage collector too
+    return any(address <= start < address + size for address, size in blocks.items())
 
 
 def _allocate(size: int, engine: Engine) -> Any:

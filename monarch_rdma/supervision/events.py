@@ -303,7 +303,7 @@ def subscribe(callback: Callable[[Event], object], kinds: Iterable[str] | None =
 
 def counts() -> dict[str, int]:
     """How many events of each kind this process has emitted."""
-    return {kind: tally.read() for kind, tally in list(_log_of_process.tallies.items())}
+    return {kind: tally.read() for kind, tally in _log_of_process.tallies.copy().items()}
 
 
 def read(path: str | os.PathLike[str]) -> list[Event]:

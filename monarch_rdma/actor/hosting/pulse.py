@@ -73,7 +73,7 @@ class Pulse:
         self._next = 0.0
         if not self._processes:
             return
-        for address, process in list(self._processes.items()):
+        for address, process in self._processes.copy().items():
             if address not in self._asked or late > timeout / 4:  # we did not run ourselves: answers may wait here
                 self._asked[address] = now
                 self._proc.post_quietly(address, message.pack(message.CALL, PULSE, reply=self._number))

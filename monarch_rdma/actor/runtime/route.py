@@ -150,14 +150,17 @@ class Routes:
         return self._all.get((address, number))
 
     def on_lost(self, address: str, error: SupervisionError) -> None:
-        for (where, _), route in list(self._all.items()):
-            if where == address:
-                route.on_lost(error)
+        for route in self._to_process(address):
+            route.on_lost(error)
 
     def on_back(self, address: str) -> None:
-        for (where, _), route in list(self._all.items()):
-            if where == address and route.error is not None:
+        for route in self._to_process(address):
+            if route.error is not None:
                 route.on_back()
+
+    def _to_process(self, address: str) -> list[Route]:
+        routes = [reference() for reference in self._all.valuerefs()]  # in one step: other threads add to them
+        return [route for route in routes if route is not None and route.address == address]
 
     def _make(self, key: tuple[str, int]) -> Route:
         with self._lock:
