@@ -60,15 +60,21 @@ demo: build $(VENV)/demo-done ## moves a real model's weights, then trains one u
 	$(VENV)/bin/monarch-rdma demo $(DEMO_ARGS)
 	$(PY) -m examples.llama_diloco.story $(STORY_ARGS)
 
-# One virtual machine at a time: these tests are run by themselves. 5: there are none, of what PYTEST_ARGS names.
+# One virtual machine at a time: these tests are run by themselves. Both parts are run whatever came of the first one.
+# 5: there are no tests in a part, of what PYTEST_ARGS names.
 MACHINES := tests/test_rdma_*.py
+REST := $(SIDE_BY_SIDE) --ignore-glob='*/test_rdma_*.py'
+define both_parts # ENVIRONMENT, ARGUMENTS
+	@set -x; $(1) $(PY) -m pytest $(REST) $(2) $(PYTEST_ARGS); rest=$$?; \
+	$(1) $(PY) -m pytest $(MACHINES) $(2) $(PYTEST_ARGS); machines=$$?; { set +x; } 2>/dev/null; \
+	for code in $$rest $$machines; do [ $$code -eq 0 ] || [ $$code -eq 5 ] || exit $$code; done
+endef
+
 test: build $(VENV)/demo-done hip-toolchain test-cpp ## every test, in minutes (PYTEST_ARGS="-k name")
-	$(PY) -m pytest $(SIDE_BY_SIDE) --ignore-glob='*/test_rdma_*.py' $(PYTEST_ARGS) || [ $$? -eq 5 ]
-	$(PY) -m pytest $(MACHINES) $(PYTEST_ARGS) || [ $$? -eq 5 ]
+	$(call both_parts)
 
 test-long: build $(VENV)/demo-done hip-toolchain test-cpp ## the same with many more rounds of killing, stopping and random input
-	MONARCH_RDMA_TEST_ROUNDS=long $(PY) -m pytest $(SIDE_BY_SIDE) --ignore-glob='*/test_rdma_*.py' --timeout 1800 $(PYTEST_ARGS)
-	MONARCH_RDMA_TEST_ROUNDS=long $(PY) -m pytest $(MACHINES) --timeout 1800 $(PYTEST_ARGS)
+	$(call both_parts,MONARCH_RDMA_TEST_ROUNDS=long,--timeout 1800)
 
 test-rdma: build ## the tests in virtual machines with Soft-RoCE alone (RDMA without a card)
 	@flock build/.lock $(CPP) rdma_vm

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import put_script
 
 import monarch_rdma
 
@@ -157,9 +158,7 @@ def test_a_missing_compiler_is_said_in_a_sentence(tmp_path: Path) -> None:
 
 def test_a_missing_openssl_header_is_said_in_a_sentence(tmp_path: Path) -> None:
     # A compiler whose default include path is empty: to it no header is installed.
-    compiler = tmp_path / "bare-g++"
-    compiler.write_text('#!/bin/sh\nexec g++ -nostdinc "$@"\n')
-    compiler.chmod(0o755)
+    compiler = put_script(tmp_path / "bare-g++", 'exec g++ -nostdinc "$@"')
     said = failed_build(built_tree(tmp_path), CXX=str(compiler))
     assert "no header openssl/ssl.h; on Debian or Ubuntu: apt-get install libssl-dev" in said
 

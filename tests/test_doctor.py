@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from scripts import put_script
 
 from monarch_rdma import bench, config, doctor
 from monarch_rdma.doctor import Check, devices, isolated, kernel, lanes, software
@@ -119,9 +120,8 @@ def test_a_lane_that_this_host_cannot_offer_is_not_required() -> None:
 def test_the_verbs_lane_is_tried_where_it_is_built_and_there_are_rails(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    program = tmp_path / "transport_bench"
-    program.write_text('#!/bin/sh\necho "{\\"figures\\": [{\\"lane\\": \\"$5\\"}]}"\n')  # the lane that was asked for
-    program.chmod(0o755)
+    asked = 'echo "{\\"figures\\": [{\\"lane\\": \\"$5\\"}]}"'  # the lane that was asked for
+    program = put_script(tmp_path / "transport_bench", asked)
     monkeypatch.setattr(bench, "binary", lambda: program)
     monkeypatch.setattr(config, "LANES", ("shm", "tcp"))
     assert "verbs" not in {check.name for check in lanes.checks(OFFERED)}
@@ -159,9 +159,7 @@ def test_a_missing_benchmark_program_is_told(monkeypatch: pytest.MonkeyPatch, tm
     ],
 )
 def test_a_lane_that_fails_says_how(script: str, told: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    program = tmp_path / "transport_bench"
-    program.write_text(f"#!/bin/sh\n{script}\n")
-    program.chmod(0o755)
+    program = put_script(tmp_path / "transport_bench", script)
     monkeypatch.setattr(bench, "binary", lambda: program)
     tcp = named(lanes.checks(OFFERED), "tcp")
     assert not tcp.ok

@@ -14,6 +14,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scripts import put_script
 
 from monarch_rdma.errors import ConfigError
 from monarch_rdma.kernels import Workspaces, peer_collective, peer_collective_reference, peers
@@ -275,8 +276,7 @@ def test_the_cases_that_run_on_a_gpu(capfd: pytest.CaptureFixture[str]) -> None:
 
 def test_the_gpu_check_without_a_gpu(tmp_path: Path) -> None:
     """It fails, in one sentence."""
-    (tmp_path / "nvidia-smi").write_text("#!/bin/sh\nexit 9\n")
-    (tmp_path / "nvidia-smi").chmod(0o755)
+    put_script(tmp_path / "nvidia-smi", "exit 9")
     script = emulated_kernels.ROOT / "benchmarks" / "gpu_check.sh"
     environment = {**os.environ, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"}
     done = subprocess.run([script], env=environment, capture_output=True, text=True, timeout=60, check=False)

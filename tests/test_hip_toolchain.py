@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from gpu_compilers import ROOT, UNAVAILABLE, hipcc
+from scripts import put_script
 
 SCRIPT = ROOT / ".ci" / "hip_toolchain.sh"
 GPUS = ("gfx90a", "gfx942", "gfx950")
@@ -80,8 +81,7 @@ def test_where_none_can_be_had_one_line_says_why(tmp_path: Path) -> None:
 def test_a_package_that_cannot_be_had_is_one_line_and_leaves_nothing(tmp_path: Path) -> None:
     path = bare_path(tmp_path / "bin")
     for name, code in (("apt-get", 0), ("dpkg", 0), ("python3", 1)):
-        (tmp_path / "bin" / name).write_text(f"#!/bin/sh\necho 'no such package' >&2\nexit {code}\n")
-        (tmp_path / "bin" / name).chmod(0o755)
+        put_script(tmp_path / "bin" / name, f"echo 'no such package' >&2\nexit {code}")
     result = call(tmp_path, PATH=path)
     if result.returncode == 0:
         pytest.skip("there is a ROCm in /opt/rocm")

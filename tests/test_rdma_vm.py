@@ -14,6 +14,7 @@ import psutil
 import pytest
 from rdma_vm.image import ROOT, Image, Unavailable, prepare
 from rdma_vm.machine import Machine, MachineError, empty_folder
+from scripts import put_script
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -114,9 +115,7 @@ def program_first_on_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Ca
 
     def put(name: str, script: str) -> None:
         folder = tmp_path / "first"
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
-        (folder / name).chmod(0o755)
+        put_script(folder / name, script)
         monkeypatch.setenv("PATH", os.pathsep.join((str(folder), os.environ["PATH"])))
 
     return put

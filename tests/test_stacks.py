@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from running_program import RunningProgram
+from scripts import put_script
 
 HAS_PY_SPY = os.path.exists(os.path.join(sysconfig.get_path("scripts"), "py-spy")) or shutil.which("py-spy") is not None
 with_py_spy = pytest.mark.skipif(not HAS_PY_SPY, reason="py-spy is not installed")
@@ -117,9 +118,8 @@ def test_without_py_spy_each_process_tells_itself(tmp_path: Path) -> None:
 
 
 def test_where_ptrace_is_refused(tmp_path: Path) -> None:
-    refusing = tmp_path / "py-spy"
-    refusing.write_text("#!/bin/sh\necho 'Error: Permission Denied: Try running again with sudo' >&2\nexit 1\n")
-    refusing.chmod(0o755)
+    said = "Error: Permission Denied: Try running again with sudo"
+    refusing = put_script(tmp_path / "py-spy", f"echo '{said}' >&2\nexit 1")
     with RunningProgram(tmp_path, PROGRAM % WORKS, MONARCH_RDMA_PYSPY_BIN=str(refusing)) as running:
         running.line("ready")
         found = processes(running)

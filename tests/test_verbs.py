@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from scripts import put_script
 
 from monarch_rdma import config, rdma
 from monarch_rdma.doctor import Check, devices
@@ -223,14 +224,9 @@ def test_what_doctor_cannot_use_comes_with_a_remedy() -> None:
 @pytest.fixture
 def header_free_compiler(tmp_path: Path) -> Path:
     """g++ as on a machine without libibverbs' header."""
-    compiler = tmp_path / "bare-g++"
-    compiler.write_text(
-        '#!/bin/sh\ncase "$*" in\n'
-        '  *-fsyntax-only*) echo "fatal error: infiniband/verbs.h: No such file or directory" >&2; exit 1 ;;\n'
-        'esac\nexec g++ "$@"\n'
-    )
-    compiler.chmod(0o755)
-    return compiler
+    missing = "fatal error: infiniband/verbs.h: No such file or directory"
+    finds_none = f'case "$*" in *-fsyntax-only*) echo "{missing}" >&2; exit 1 ;; esac'
+    return put_script(tmp_path / "bare-g++", f'{finds_none}\nexec g++ "$@"')
 
 
 def plan(tmp_path: Path, *variables: str) -> str:

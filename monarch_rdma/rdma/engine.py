@@ -117,7 +117,7 @@ class Engine:
         self.is_open = True  # the same, quick to look up
         self.address: str = ffi.string(lib.mr_engine_address(self._handle)).decode()
         self.name: str = ffi.string(lib.mr_engine_name(self._handle)).decode()
-        _engines.add(self)
+        _engines[id(self)] = self
 
     is_open = False
 
@@ -193,9 +193,14 @@ class Engine:
             if region.is_dropped:
                 self.reachable.pop(region.id, None)
 
+    def all_regions(self) -> list[Region]:
+        """Those that live; taken in one step, as other threads make and drop some."""
+        found = [reference() for reference in self.regions.valuerefs()]
+        return [region for region in found if region is not None]
+
     def region_within(self, address: int, size: int) -> Region | None:
         """A region of ours that peers may still be in, and that has bytes in this range."""
-        for region in list(self.regions.values()):
+        for region in self.all_regions():
             start, end = region.memory.address, region.memory.address + region.memory.view.extent
             if start < address + size and address < end and not region.is_quiet:
                 return region
@@ -238,7 +243,7 @@ def _text(fill: Any) -> str:
         size = length + 1
 
 
-_engines: weakref.WeakSet[Engine] = weakref.WeakSet()
+_engines: weakref.WeakValueDictionary[int, Engine] = weakref.WeakValueDictionary()  # by id()
 _default: Engine | None = None
 _default_lock = threading.Lock()
 _checked_generation = -1
@@ -255,7 +260,13 @@ def _own_secret() -> Secret:
 
 def open_engines() -> list[Engine]:
     """All of this process."""
-    return [engine for engine in list(_engines) if engine.is_open]
+    return [engine for engine in _all_engines() if engine.is_open]
+
+
+def _all_engines() -> list[Engine]:
+    """Taken in one step, as other threads make and drop some."""
+    found = [reference() for reference in _engines.valuerefs()]
+    return [engine for engine in found if engine is not None]
 
 
 def default_engine() -> Engine:
@@ -320,13 +331,13 @@ def _after_fork_in_child() -> None:
     global _default, _default_lock
     _default, _default_lock = None, threading.Lock()
     _joined.clear()
-    for engine in list(_engines):
+    for engine in _all_engines():
         engine.is_open = False
         engine._state = _FORKED  # closed ones too: nothing of the core may be freed here
 
 
 def _close_all() -> None:
-    for engine in list(_engines):
+    for engine in _all_engines():
         engine.close()
 
 

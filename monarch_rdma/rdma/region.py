@@ -100,7 +100,7 @@ class Region:
 
 def drop_made_by(engine: Engine, maker: int) -> None:
     """Ends the remote access to all buffers that were made where `made_by` was that; does not wait."""
-    for region in list(engine.regions.values()) if engine.is_open else ():
+    for region in engine.all_regions() if engine.is_open else ():
         if region.maker == maker and not region.is_dropped:
             region.drop()
 

@@ -146,7 +146,8 @@ class Holders:
 
     @property
     def addresses(self) -> set[str]:
-        return {address for counts in self._counts.values() for address in counts}
+        # By any thread: each list is made in one step.
+        return {address for counts in list(self._counts.values()) for address in list(counts)}
 
 
 def holder_in(frame: Frame) -> str:
