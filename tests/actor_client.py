@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import queue
 import threading
@@ -39,7 +40,7 @@ def traces() -> Counter[str]:
 
     found: Counter[str] = Counter()
     for fd in os.listdir("/proc/self/fd"):
-        if os.path.islink(f"/proc/self/fd/{fd}"):  # not the one that lists
+        with contextlib.suppress(FileNotFoundError):  # the one that lists, or one that a thread closes right now
             found[f"fd {os.readlink(f'/proc/self/fd/{fd}')}"] += 1
     names = [thread.name for thread in threading.enumerate()]
     found.update(f"thread {name}" for name in names if not name.startswith(_OF_THE_PROCESS))

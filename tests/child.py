@@ -87,7 +87,7 @@ class Child:
         states = {"R"}
         while states != {"T"}:
             tasks = Path(f"/proc/{self.pid}/task").glob("*/stat")
-            states = {stat.read_text().rpartition(")")[2].split()[0] for stat in tasks}
+            states = {state for state in map(_state, tasks) if state}
 
     def kill(self) -> None:
         self.process.kill()
@@ -119,6 +119,14 @@ def maker_of_children(secret: Secret) -> Iterator[Callable[..., Child]]:
     """Makes them, with these options of their engines; they end with the block."""
     with ExitStack() as children:
         yield lambda **options: children.enter_context(Child(secret, **options))
+
+
+def _state(stat: Path) -> str:
+    """That of a thread; none where it has ended."""
+    try:
+        return stat.read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
 
 
 def _packed(value: Any) -> bytes:

@@ -12,6 +12,8 @@ import subprocess
 import time
 from pathlib import Path
 
+from ports import free_ports
+
 __all__ = ["Cluster", "Unavailable"]
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -127,7 +129,7 @@ class Cluster:
 
     def _write(self, cpus: int, gpus: int) -> None:
         host, here = socket.gethostname().partition(".")[0], self.directory
-        first, *ports = _free_ports(len(self.nodes) + 1)
+        first, *ports = free_ports(len(self.nodes) + 1)
         for part in ("state", *(f"spool-{node}" for node in self.nodes)):
             (here / part).mkdir()
         for number in range(gpus):
@@ -196,18 +198,3 @@ def _install() -> None:
         )
         if done.returncode:
             raise Unavailable(f"SLURM cannot be installed: {(done.stderr or done.stdout).strip().splitlines()[-1:]}")
-
-
-def _free_ports(count: int) -> list[int]:
-    """Below those that the kernel gives out by itself, so that they stay free."""
-    found: list[int] = []
-    for port in range(16000 + os.getpid() % 4000, 32000):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        found.append(port)
-        if len(found) == count:
-            return found
-    raise Unavailable("there are no free ports for a private SLURM")

@@ -18,6 +18,7 @@ import psutil
 import pytest
 from actor_client import Faults, faults_recorded, traces, wait_until
 from knocks import without_knocks
+from ports import free_port
 from programs import LIMIT, WORKER_LOOP, Program, is_alive, make_secret
 
 from monarch_rdma import config
@@ -159,12 +160,6 @@ def client(secret_file: Path) -> Iterator[Faults]:
 
 def in_directory(path: Path, name: str) -> str:
     return f"ipc://{path}/{name}"
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def parent_of(pid: int) -> int:

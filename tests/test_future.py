@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from child import Child
+from knocks import without_knocks
 
 from monarch_rdma import errors
 from monarch_rdma.rdma import Engine, Future, RDMABuffer
@@ -195,7 +196,7 @@ def test_the_loop_runs_on_while_a_transfer_is_awaited(owner: Engine, reader: Eng
         owner.close()
         with pytest.raises(errors.PeerLost):
             await waiting
-        assert threading.active_count() == threads  # no thread was needed
+        assert threading.active_count() <= threads  # no thread was needed
 
     asyncio.run(main())
 
@@ -352,7 +353,7 @@ def test_ctrl_c_ends_a_wait() -> None:
     assert process.stdout.readline() == "waiting\n"
     process.send_signal(signal.SIGINT)
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (0, "interrupted False\n", "")
+    assert (process.returncode, out, without_knocks(err)) == (0, "interrupted False\n", "")
 
 
 def test_a_fork_refuses_its_parents_engine_and_makes_its_own() -> None:
@@ -388,7 +389,7 @@ def test_a_fork_refuses_its_parents_engine_and_makes_its_own() -> None:
         """
     )
     out, err = process.communicate(timeout=60)
-    assert (process.returncode, out, err) == (0, "of the parent\nparent\n", "")
+    assert (process.returncode, out, without_knocks(err)) == (0, "of the parent\nparent\n", "")
 
 
 @pytest.mark.parametrize("way", ["returns", "raises", "sys.exit(3)", "waits in a thread", "awaits"])
@@ -420,7 +421,7 @@ def test_the_program_may_end_with_operations_in_flight(way: str) -> None:
     out, err = process.communicate(timeout=60)
     expected = {"raises": 1, "sys.exit(3)": 3}.get(way, 0)
     assert process.returncode == expected, err
-    assert ("on purpose" in err) if way == "raises" else err == "", err
+    assert ("on purpose" in err) if way == "raises" else without_knocks(err) == "", err
     assert out == ("end\n" if expected == 0 else "")
 
 

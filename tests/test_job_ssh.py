@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -16,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 from actor_client import Faults, faults_recorded, wait_until
+from ports import free_port
 from programs import LIMIT, is_alive
 
 from monarch_rdma import config
@@ -38,9 +38,7 @@ class Server:
             done = subprocess.run([ROOT / ".ci/system_packages.sh", "jobs"], capture_output=True, text=True)
             if done.returncode:
                 pytest.skip(f"there is no SSH server, and none can be installed: {done.stderr.strip()[-200:]}")
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
+        port = free_port()
         for name in ("host", "user", "other"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", directory / name], check=True)
         public = (directory / "host.pub").read_text().split()[:2]

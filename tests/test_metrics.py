@@ -288,7 +288,7 @@ def test_a_program_has_one_page_for_all_its_processes(program: ProcMesh) -> None
     before = number(found, "monarch_rdma_messages_total", pid=client, direction="sent")
     workers.work.call(1).get()
     after = number(page(), "monarch_rdma_messages_total", pid=client, direction="sent")
-    assert before + 2 <= after <= before + 20  # the page itself asks, too
+    assert before + 2 <= after < before + 200  # the page itself asks, too, and the host's agent now and then
 
 
 def test_mailboxes_are_measured_and_the_ended_are_counted(program: ProcMesh) -> None:

@@ -39,10 +39,10 @@ from monarch_rdma.supervision.policy import Backoff
     ],
 )
 def test_wrong_arguments_start_nothing(client: HostMesh, arguments: dict[str, Any], why: str) -> None:
-    before = len(psutil.Process().children(recursive=True))
+    before = set(psutil.Process().children(recursive=True))
     with pytest.raises(ConfigError, match=why):
         client.spawn_procs(**arguments)
-    assert len(psutil.Process().children(recursive=True)) == before
+    assert set(psutil.Process().children(recursive=True)) <= before
 
 
 # --- policies

@@ -163,7 +163,7 @@ def test_versions_are_watched(store: dist.Store, published: list[Publication]) -
 
     trainer = threading.Thread(target=train)
     trainer.start()
-    entered.wait(10)
+    assert entered.wait(60)
     assert reader.fetch(newer_than=3).version == 4
     trainer.join()
     assert (reader.tensors["w"] == 4).all()

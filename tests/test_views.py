@@ -180,12 +180,12 @@ def test_a_read_is_torchs_copy(
     expected = holder.clone()
     expected[..., 0].permute(inverse).copy_(source)
     buffer = RDMABuffer(source, engine=owner)
-    RDMABuffer.from_bytes(buffer.to_bytes(), engine=owner if same_engine else reader).read_into(destination).get(10)
+    RDMABuffer.from_bytes(buffer.to_bytes(), engine=owner if same_engine else reader).read_into(destination).get(60)
     assert torch.equal(holder, expected)
     back = torch.randint(-9, 9, source.shape, dtype=source.dtype)
-    buffer.write_from(back).get(10)
+    buffer.write_from(back).get(60)
     assert torch.equal(source, back)
-    buffer.drop().get(10)
+    buffer.drop().get(60)
 
 
 # --- what objects are
