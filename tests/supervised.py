@@ -25,7 +25,7 @@ from monarch_rdma.actor import (
 from monarch_rdma.rdma import RDMABuffer
 from monarch_rdma.supervision.policy import Backoff
 
-SLOW: dict[str, Any] = {"restart": "always", "within": 60.0, "backoff": Backoff(0.5, factor=1.0)}
+SLOW: dict[str, Any] = {"restart": "always", "within": 60.0, "backoff": Backoff(2.0, factor=1.0)}
 FOR_EVER: dict[str, Any] = {"max_restarts": None}
 
 

@@ -139,7 +139,7 @@ def test_what_makes_no_plan_is_refused(wrong: dict[str, Any]) -> None:
 @pytest.fixture
 def pair(secret: Secret) -> Iterator[tuple[Engine, Engine]]:
     """Two engines that reach each other over TCP, quick to notice a loss."""
-    options = {"same_host_unix": False, "lanes": "tcp", "heartbeat_interval": 0.05, "heartbeat_timeout": 0.4}
+    options = {"same_host_unix": False, "lanes": "tcp", "heartbeat_interval": 0.05, "heartbeat_timeout": 1.0}
     with (
         Engine(secret=secret, name="owner", **options) as owner,
         Engine(secret=secret, name="reader", **options) as reader,
@@ -163,11 +163,11 @@ def reading(pair: tuple[Engine, Engine], tensor: torch.Tensor) -> Callable[[], t
 def test_a_cut_is_a_loss_after_the_timeout_and_heals(pair: tuple[Engine, Engine]) -> None:
     tensor = torch.arange(1000.0)
     read = reading(pair, tensor)
-    put_fault(pair[0].address, "cut", 0.8, engine=pair[1])
+    put_fault(pair[0].address, "cut", 2.0, engine=pair[1])
     began = time.monotonic()
     with pytest.raises(PeerLost):
         read()
-    assert time.monotonic() - began >= 0.3
+    assert time.monotonic() - began >= 0.8
     deadline = time.monotonic() + LIMIT
     while time.monotonic() < deadline:
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -288,8 +289,16 @@ def test_what_waits_for_ever_says_why(slurm_job: Any, arguments: Any, problem: s
     job = slurm_job(**arguments)
     seen: list[JobStatus] = []
     job.on_progress = seen.append
-    with pytest.raises(TransferTimeout, match=f"waits in the queue: {problem}"):
-        job.state(timeout=2.5)
+    said = ""
+
+    def says_why() -> bool:
+        nonlocal said
+        with pytest.raises(TransferTimeout) as caught:
+            job.state(timeout=2.5)
+        said = str(caught.value)
+        return re.search(f"waits in the queue: {problem}", said) is not None
+
+    wait_until(says_why, lambda: said)
     assert seen and all(status.phase == "queued" for status in seen)
 
 

@@ -223,7 +223,7 @@ def test_pods_for_which_there_is_no_room(cluster: FakeCluster) -> None:
     job, told = job_of(), []
     job.on_progress = told.append
     with pytest.raises(TransferTimeout, match=re.escape(message)) as caught:
-        job.state(timeout=1.0)
+        job.state(timeout=3.0)
     assert "ask for less" in str(caught.value) and "stays in the queue" in str(caught.value)
     assert message in told[-1].message
     job.kill()
@@ -236,7 +236,7 @@ def test_a_quota_that_is_used_up(cluster: FakeCluster) -> None:
     cluster.warn("exp-trainers", "FailedCreate", message)
     job = job_of()
     with pytest.raises(TransferTimeout, match=re.escape(message)) as caught:
-        job.state(timeout=1.0)
+        job.state(timeout=3.0)
     assert "have it raised" in str(caught.value)
     job.kill()
 

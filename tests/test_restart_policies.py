@@ -240,4 +240,4 @@ def test_what_a_killed_owner_has_supervised_ends_with_it(client: HostMesh, fault
     pids = [*pids_of(owner.get.call_one().get(LIMIT)), *pids_of(deeper)]
     os.kill(owner.pid.call_one().get(LIMIT), number)
     faults.next()
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "its processes are left", 5.0)
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "its processes are left", 20.0)

@@ -186,7 +186,7 @@ def test_what_is_queued_fails_and_is_never_replayed(procs: ProcMesh, faults: Fau
 
 
 def test_calls_wait_for_the_restart_or_fail_at_once(procs: ProcMesh, faults: Faults) -> None:
-    slow = procs.supervised(within=60.0, backoff=Backoff(0.5, factor=1.0))
+    slow = procs.supervised(within=60.0, backoff=Backoff(2.0, factor=1.0))
     workers = slow.spawn("workers", Worker)
     fail(workers.slice(gpus=1))
     with pytest.raises(SupervisionError):
