@@ -25,7 +25,9 @@ ASAN := SANITIZE=address,undefined OUT=$(CURDIR)/build/asan
 TSAN := SANITIZE=thread OUT=$(CURDIR)/build/tsan
 CPP_FILES = $(shell find csrc tests/csrc tests/fake_gpu tests/fake_verbs tests/gpu_emulation tests/rdma_vm tests/hosts -name '*.h' -o -name '*.cc') \
   $(wildcard hip_kernels/*.cu hip_kernels/*.cuh hip_kernels/*.cc) hip_kernels/kernels.h
-SIDE_BY_SIDE := -n 2 --dist loadfile  # tests wait more than they compute
+# Tests wait more than they compute; virtual machines compute.
+SIDE_BY_SIDE := -n 3 --dist loadfile
+MACHINES := -n 2 --dist loadfile tests/test_rdma_*.py
 PYTHON_FILES := monarch_rdma tests benchmarks examples build_backend hipify_rules .ci setup.py
 
 .PHONY: help setup build hip-toolchain demo test test-long test-rdma kernels soak test-cpp bench lint asan tsan fuzz format clean
@@ -60,9 +62,7 @@ demo: build $(VENV)/demo-done ## moves a real model's weights, then trains one u
 	$(VENV)/bin/monarch-rdma demo $(DEMO_ARGS)
 	$(PY) -m examples.llama_diloco.story $(STORY_ARGS)
 
-# One virtual machine at a time: these tests are run by themselves. Both parts are run whatever came of the first one.
-# 5: there are no tests in a part, of what PYTEST_ARGS names.
-MACHINES := tests/test_rdma_*.py
+# Both parts are run whatever came of the first one. 5: there are no tests in a part, of what PYTEST_ARGS names.
 REST := $(SIDE_BY_SIDE) --ignore-glob='*/test_rdma_*.py'
 define both_parts # ENVIRONMENT, ARGUMENTS
 	@set -x; $(1) $(PY) -m pytest $(REST) $(2) $(PYTEST_ARGS); rest=$$?; \

@@ -526,6 +526,7 @@ def test_maps_are_given_back(owner: Engine, reader: Engine) -> None:
         with open("/proc/self/maps") as maps:
             return sum("monarch_rdma (deleted)" in line for line in maps)
 
+    gc.collect()
     before = mappings()
     data = zeros(1 << 20, engine=owner)
     theirs = RDMABuffer.from_bytes(RDMABuffer(data, engine=owner).to_bytes(), engine=reader)
@@ -533,7 +534,7 @@ def test_maps_are_given_back(owner: Engine, reader: Engine) -> None:
     assert mappings() > before + 1
     theirs.drop().get(30)
     del maps, theirs, data
-    assert until(lambda: mappings() == before, owner)
+    assert until(lambda: mappings() <= before, owner)
 
 
 def test_ordinary_memory_cannot_be_mapped_but_viewed(owner: Engine, reader: Engine) -> None:

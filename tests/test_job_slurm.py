@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -251,6 +252,12 @@ def test_a_node_that_fails_is_lost_and_the_rest_of_the_job_goes_on(
         wait_until(lambda: "down" in cluster.ask("sinfo", "-h", "-N", "-n", "n4", "-o", "%T"), "n4 is not down", 60.0)
     assert job.status().phase == "running"
     assert guests.slice(hosts=0).rank.call_one().get(LIMIT) == 0
+    with ThreadPoolExecutor() as aside:
+        killed = aside.submit(job.kill)
+        wait_until(lambda: "RUNNING" not in cluster.ask("squeue", "-h", "-o", "%T"), "it is not cancelled")
+        # It would wait half a minute for what the node says.
+        cluster.ask("scontrol", "update", "NodeName=n4", "State=DOWN", "Reason=its daemon was killed")
+        killed.result(LIMIT)
 
 
 # --- wrong input, in SLURM's words

@@ -1,20 +1,17 @@
-"""Tests that run in the machine: those of tests/rdma_vm/guest, an item here for each function there, and the lanes'."""
+"""Tests that run in the machine: those of tests/rdma_vm/guest, an item here for each function there."""
 
 from __future__ import annotations
 
 import ast
-import shlex
-from collections import defaultdict
 from collections.abc import Iterator
-from xml.etree import ElementTree
 
 import pytest
 from rdma_vm.image import ROOT, Image
+from rdma_vm.inside import LIMIT, Cases, fail_as_inside, run_inside
 from rdma_vm.machine import Machine, empty_folder
 
 GUEST = ROOT / "tests/rdma_vm/guest"
-LIMIT = 600  # seconds
-pytestmark = pytest.mark.timeout(2 * LIMIT + 100)
+pytestmark = pytest.mark.timeout(LIMIT + 100)
 
 
 def functions() -> list[str]:
@@ -26,25 +23,10 @@ def functions() -> list[str]:
     ]
 
 
-Cases = dict[str, list[ElementTree.Element]]
-
-
 @pytest.fixture(scope="module")
 def machine(rdma_image: Image) -> Iterator[Machine]:
-    with Machine(rdma_image, empty_folder(ROOT / "build/rdma_vm/inside"), limit=2 * LIMIT) as booted:
+    with Machine(rdma_image, empty_folder(ROOT / "build/rdma_vm/inside"), limit=LIMIT + 50) as booted:
         yield booted
-
-
-def run_inside(machine: Machine, report: str, *arguments: str) -> Cases:
-    """JUnit's elements by file and function."""
-    ended = machine.run(f"python -m pytest -q --junitxml=/results/{report} {shlex.join(arguments)}", LIMIT)
-    file = machine.results / report
-    assert file.exists(), ended.output
-    found = defaultdict(list)
-    for case in ElementTree.parse(file).iter("testcase"):
-        module = case.attrib["classname"].rpartition(".")[2]
-        found[f"{module}.py::{case.attrib['name'].partition('[')[0]}"].append(case)
-    return found
 
 
 @pytest.fixture(scope="module")
@@ -58,16 +40,6 @@ def cases(machine: Machine, request: pytest.FixtureRequest) -> Cases:
     return run_inside(machine, "guest.xml", *wanted)
 
 
-def fail_as_inside(cases: list[ElementTree.Element]) -> None:
-    troubles = [
-        f"{case.attrib['name']}: {trouble.text or trouble.attrib['message']}"
-        for case in cases
-        for trouble in (*case.iter("failure"), *case.iter("error"))
-    ]
-    if troubles:
-        pytest.fail("in the machine:\n" + "\n".join(troubles), pytrace=False)
-
-
 @pytest.mark.parametrize("function", functions())
 def test_inside(cases: Cases, function: str) -> None:
     assert cases[function], f"{function} did not run; see build/rdma_vm/inside"
@@ -75,11 +47,3 @@ def test_inside(cases: Cases, function: str) -> None:
     skipped = [case.find("skipped") for case in cases[function]]
     if all(why is not None for why in skipped):
         pytest.skip(f"in the machine: {skipped[0].attrib['message']}")
-
-
-def test_what_every_lane_must_do_on_verbs(machine: Machine) -> None:
-    """The suite of tests/test_lanes.py with its tensors, but for what moves gigabytes or takes 64 processes."""
-    wanted = "verbs and not 4_gib and not 64_peers"
-    cases = run_inside(machine, "lanes.xml", "--confcutdir=tests", "--timeout=200", "tests/test_lanes.py", "-k", wanted)
-    assert len(cases) >= 20
-    fail_as_inside([case for some in cases.values() for case in some])

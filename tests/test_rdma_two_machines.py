@@ -169,7 +169,7 @@ def test_an_owner_that_is_killed(machines: tuple[Machine, Machine], lane: str) -
     outcome = json.loads(said(traffic.operations, 1))
     assert outcome["wrong"] == []
     assert outcome["failures"] and all(text.startswith("PeerLost") for text in outcome["failures"])
-    assert outcome["slowest"] < 10  # seconds of a round, of which the failure is a part
+    assert outcome["slowest"] < 20  # seconds of a round, of which the failure is a part; heartbeats would take 30
 
 
 @pytest.mark.skipif("verbs" not in LANES, reason="this version has no verbs lane")
