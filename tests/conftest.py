@@ -18,8 +18,10 @@ from monarch_rdma import config
 from monarch_rdma.actor import HostMesh, ProcMesh
 from monarch_rdma.rdma import Engine, Secret
 
-# A case may take long where others use the processors: pytest's time limit is enough.
-hypothesis.settings.register_profile("unhurried", deadline=None)
+# A case, and making it up, may take long where others use the processors: pytest's time limit is enough.
+hypothesis.settings.register_profile(
+    "unhurried", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("unhurried")
 
 

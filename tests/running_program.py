@@ -14,7 +14,7 @@ import textwrap
 import time
 from pathlib import Path
 
-LIMIT = 30.0  # seconds for what takes milliseconds; reached only by a failing test
+LIMIT = 60.0  # seconds for what takes milliseconds; reached only by a failing test
 ROOT = Path(__file__).resolve().parent.parent
 COMMAND = [sys.executable, "-m", "monarch_rdma.cli"]
 

@@ -270,7 +270,7 @@ def test_a_kill_is_the_cause_of_what_follows(procs: ProcMesh, faults: Faults) ->
     with Recording() as recording:
         injected = inject(Fault("kill", target="victims/1"))
         faults.next()
-        fault = recording.wait("fault.unhandled")
+        fault = recording.wait("fault.unhandled", LIMIT)
         chain = [event.kind for event in events.causes(fault, recording.events)]
     assert chain == ["process.failed", "fault.injected"]
     assert (injected.target, injected.peer) == ("victims/1", "")

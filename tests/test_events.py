@@ -269,7 +269,7 @@ def test_a_failure_that_nobody_handles_reaches_the_client(log: Path, faults_of_i
         owner = host.spawn_procs(name="above").spawn("owner", Owner, False, host)
         owner.lose_one.call_one().get()
         failure = faults_of_its_own.next()
-        fault = recording.wait("fault.unhandled", mesh="owner", rank=0)
+        fault = recording.wait("fault.unhandled", 60.0, mesh="owner", rank=0)
         assert fault.cause == failure.event
         assert chain(fault, log) == ["fault.unhandled", "actor.failed", "failure.unhandled", "process.failed"]
         assert "killed by SIGKILL" in fault.fields["report"]

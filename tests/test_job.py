@@ -300,7 +300,7 @@ def test_a_lost_host_is_an_event_and_a_failure_of_what_ran_there(job: ProcessJob
     guests.pid.call().get(LIMIT)
     with Recording() as recording:
         os.kill(agents_of(job)[1], signal.SIGKILL)
-        lost = recording.wait("job.host_lost", mesh="trainers", rank=1)
+        lost = recording.wait("job.host_lost", LIMIT, mesh="trainers", rank=1)
         failure = client.next()
     assert failure.kind == "process" and failure.host == lost.fields["address"]
     assert lost.cause in {event.id for event in recording.events if event.kind == "peer.lost"}
@@ -315,7 +315,7 @@ def test_a_job_that_ends_from_outside_is_told_to_its_owner(job: ProcessJob, clie
         for pid in pids:
             os.kill(pid, signal.SIGTERM)
         failures = [client.next(), client.next()]
-        assert "has ended" in recording.wait("job.ended").fields["message"]
+        assert "has ended" in recording.wait("job.ended", LIMIT).fields["message"]
     assert {(failure.kind, failure.mesh_name) for failure in failures} == {("job", "trainers"), ("job", "loaders")}
     gone(pids)
     with pytest.raises(JobEnded, match="has ended: host 0 of mesh trainers has ended") as caught:
@@ -328,7 +328,7 @@ def test_a_warning_of_the_scheduler_is_an_event(job: ProcessJob, client: Faults)
     with Recording("job.warned") as recording:
         for pid in agents_of(job):
             os.kill(pid, signal.SIGUSR1)
-        said = recording.wait("job.warned", job=job.name).fields["message"]
+        said = recording.wait("job.warned", LIMIT, job=job.name).fields["message"]
     assert "will be ended by its scheduler soon" in said and "SIGUSR1" in said
     assert len(on(job.state().trainers)) == 2
 

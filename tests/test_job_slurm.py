@@ -183,9 +183,9 @@ def test_a_step_that_is_killed_is_a_failure_at_once_and_the_others_go_on(
         began = time.monotonic()
         os.kill(cluster.daemon_of_step(agents["n2"]), signal.SIGKILL)
         failure = client.next()
-        lost = recording.wait("job.host_lost", mesh="trainers", rank=1)
+        lost = recording.wait("job.host_lost", LIMIT, mesh="trainers", rank=1)
     assert (
-        lost.monotonic - began < 5.0 and failure.host == lost.fields["address"]
+        lost.monotonic - began < 15.0 and failure.host == lost.fields["address"]
     )  # the promise, 2 s, is the benchmark's
     assert not is_alive(agents["n2"])
     assert guests.slice(hosts=0).rank.call_one().get(LIMIT) == 0

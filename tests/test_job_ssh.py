@@ -203,7 +203,7 @@ def test_a_host_that_is_lost_is_an_event_and_the_rest_goes_on(ssh_job: Any, clie
     guests.variable.call("HOME").get(LIMIT)
     with Recording("job.host_lost") as recording:
         os.kill(pids_of(job)[0], signal.SIGKILL)
-        recording.wait("job.host_lost", rank=0)
+        recording.wait("job.host_lost", LIMIT, rank=0)
     assert client.next().kind == "process"
     assert guests.slice(hosts=1).variable.call_one("HOME").get(LIMIT)
     assert job.status().message == "host 0 of mesh trainers (127.0.0.1) does not answer"

@@ -122,7 +122,7 @@ def test_a_pod_that_is_replaced_attaches_again(cluster: FakeCluster, client: Fau
         before = answers(guests)
         lost = cluster.objects("Pod")["exp-trainers-1"]["status"]["podIP"]
         cluster.evict("exp-trainers-1")
-        events.wait("job.host_lost", mesh="trainers", rank=1)
+        events.wait("job.host_lost", LIMIT, mesh="trainers", rank=1)
         wait_until(lambda: answers(guests) not in (None, before), "nothing came back")
         after = answers(guests)
         assert before is not None and after is not None and before[0] == after[0]
