@@ -104,7 +104,10 @@ class AsyncBadEnd(BadEnd):
 
 def exists(pid: int) -> bool:
     """Whether it runs; who ended it may not have reaped it yet."""
-    return psutil.pid_exists(pid) and not is_gone(psutil.Process(pid))
+    try:
+        return not is_gone(psutil.Process(pid))
+    except psutil.NoSuchProcess:
+        return False
 
 
 # --- stops

@@ -174,7 +174,7 @@ def test_one_that_stays_behind_is_passed_over(closing: Callable[[Any], Any]) -> 
     """Relay 1 never asks. Those below it wait for a while, and take it from above; it is asked again next time."""
     store = dist.HashStore()
     weights = published(closing, store, 1.0, version=1)
-    relays = chain(closing, store, 3, fanout=1, patience=0.1)
+    relays = chain(closing, store, 3, fanout=1, patience=0.5)
     assert relays[0].fetch(version=1).source is None
     assert relays[2].fetch(version=1).source == 0
     renew(weights, 2)
