@@ -252,8 +252,9 @@ def test_a_killed_member_is_named_by_all_and_the_others_go_on(processes: Members
     processes.form()
     processes.start("result = attempt(lambda: group.all_reduce(torch.ones(1000)))", [0, 2])
     processes.children[1].kill()
-    for kind, message, seconds in processes.finish([0, 2]):
-        assert kind == "PeerLost" and "rank 1" in message and seconds < 2.5  # heartbeats would tell it after 3 s
+    for kind, message, _ in processes.finish([0, 2]):
+        # Its connection told it, and not heartbeats after 3 s.
+        assert kind == "PeerLost" and "rank 1" in message and "no sign of life" not in message, message
     results = processes.run(
         """
         group = group.shrink(timeout=30)
@@ -270,8 +271,10 @@ def test_a_stopped_member_is_given_up(processes: Members, request: pytest.Fixtur
     stopped = processes.children[2]
     stopped.stop()
     request.addfinalizer(lambda: stopped.signal(signal.SIGCONT))
-    for kind, message, seconds in processes.run("result = attempt(group.barrier)", [0, 1]):
-        assert kind == "PeerLost" and "rank 2" in message and seconds < 10
+    results = processes.run("result = attempt(group.barrier)", [0, 1])
+    for kind, message, seconds in results:
+        assert kind == "PeerLost" and "rank 2" in message and seconds < 30
+    assert any("no sign of life" in message for _, message, _ in results), results  # the other one may hear of it
     processes.run("group = group.shrink(timeout=30); check(group, torch.int32, 100, 'max', 1, 0)", [0, 1])
     stopped.signal(signal.SIGCONT)
     # It learns that the others have given it up, or lost it.
