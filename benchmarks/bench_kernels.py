@@ -58,13 +58,14 @@ def packing(size: int) -> Iterator[Case]:
 
 
 def reducing(size: int) -> Iterator[Case]:
-    for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float8_e4m3fn):
+    fp8 = (torch.float8_e4m3fn, torch.float8_e5m2, torch.float8_e4m3fnuz, torch.float8_e5m2fnuz)
+    for dtype in (torch.float32, torch.bfloat16, torch.float16, *fp8):
         count = size // 4
         shards = [torch.randn(count).to(dtype) for _ in range(4)]
         out = torch.zeros(count).to(dtype)
         name = f"sum of 4 shards, {str(dtype).removeprefix('torch.')}"
         step = lambda shards=shards, out=out: kernels.reduce_into(shards, out)  # noqa: E731
-        yield Case(name, 5 * out.nbytes, step, "triad", 0.9 if dtype == torch.float32 else None)
+        yield Case(name, 5 * out.nbytes, step, "triad", 0.9)
 
 
 def quantising(size: int) -> Iterator[Case]:

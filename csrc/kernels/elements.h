@@ -14,8 +14,9 @@ struct PlainElement {
   MR_HOST_DEVICE static T store(T value) { return value; }
 };
 
-template <typename Format>
+template <typename Of>
 struct SmallElement {
+  using Format = Of;
   using Storage = typename Format::Storage;
   using Value = float;
   MR_HOST_DEVICE static float load(Storage stored) { return Format::to_float(stored); }
@@ -72,6 +73,21 @@ void with_element(mr_dtype dtype, const Use& use) {
     case MR_NUM_DTYPES: return;
   }
   // clang-format on
+}
+
+// Whether an element is of an fp8 format.
+template <typename Element>
+constexpr bool kIsFp8 = false;
+template <typename Format>
+constexpr bool kIsFp8<SmallElement<Format>> = sizeof(typename Format::Storage) == 1;
+
+// The same with the format of an fp8 dtype, use(E4M3FN()); nothing for others.
+template <typename Use>
+void with_fp8(mr_dtype dtype, const Use& use) {
+  with_element(dtype, [&](auto element) {
+    using Element = decltype(element);
+    if constexpr (kIsFp8<Element>) use(typename Element::Format());
+  });
 }
 
 // Conversions go over one of three wide types: float (all floating types up to fp32), double, or int64_t.

@@ -58,6 +58,18 @@ MR_AVX512 size_t fp16_from_floats(const float* src, uint16_t* dst, size_t count)
   return i;
 }
 
+MR_AVX512 size_t fp16_sums_of_four(const uint16_t* const (&shards)[4], float* dst, size_t count) {
+  const auto at = [&](int shard, size_t i) MR_AVX512 {
+    return _mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(shards[shard] + i)));
+  };
+  size_t i = 0;
+  for (; i + 16 <= count; i += 16) {
+    const __m512 three = _mm512_add_ps(_mm512_add_ps(at(0, i), at(1, i)), at(2, i));
+    _mm512_storeu_ps(dst + i, _mm512_add_ps(three, at(3, i)));
+  }
+  return i;
+}
+
 MR_AVX2 size_t fp16_to_floats_avx2(const uint16_t* src, float* dst, size_t count) {
   size_t i = 0;
   for (; i + 8 <= count; i += 8)
@@ -78,40 +90,32 @@ MR_AVX2 size_t fp16_from_floats_avx2(const float* src, uint16_t* dst, size_t cou
   return i;
 }
 
-// How many of the elements have been converted by the functions above.
+#endif
+
+// How many of the elements, from the first on, the processor at hand has a quick way for, which has been taken.
 template <typename Element>
 size_t widened(const typename Element::Storage* src, float* dst, size_t count) {
+  if constexpr (kIsFp8<Element>) return Fp8Runs<typename Element::Format>::to_floats(src, dst, count);
+#ifdef __x86_64__
   if constexpr (__is_same(Element, mr::Element<MR_F16>)) {
     if (isa() == Isa::avx512) return fp16_to_floats(src, dst, count);
     if (isa() == Isa::avx2) return fp16_to_floats_avx2(src, dst, count);
   }
+#endif
   return 0;
 }
 
 template <typename Element>
 size_t narrowed(const float* src, typename Element::Storage* dst, size_t count) {
+  if constexpr (kIsFp8<Element>) return Fp8Runs<typename Element::Format>::from_floats(src, dst, count);
+#ifdef __x86_64__
   if constexpr (__is_same(Element, mr::Element<MR_F16>)) {
     if (isa() == Isa::avx512) return fp16_from_floats(src, dst, count);
     if (isa() == Isa::avx2) return fp16_from_floats_avx2(src, dst, count);
   }
-  return 0;
-}
-
-#else
-
-template <typename Element>
-size_t widened(const typename Element::Storage*, float*, size_t) {
-  return 0;
-}
-
-template <typename Element>
-size_t narrowed(const float*, typename Element::Storage*, size_t) {
-  return 0;
-}
-
 #endif
-
-bool is_fp8(mr_dtype dtype) { return dtype >= MR_E4M3FN && dtype <= MR_E5M2FNUZ; }
+  return 0;
+}
 
 template <typename Use>
 void with_small_float(mr_dtype dtype, const Use& use) {
@@ -128,31 +132,36 @@ void to_floats(mr_dtype dtype, const void* src, float* dst, size_t count) {
   with_small_float(dtype, [&](auto element) {
     using Element = decltype(element);
     const auto* in = static_cast<const typename Element::Storage*>(src);
-    const size_t done = is_fp8(dtype) ? fp8_to_floats(dtype, static_cast<const uint8_t*>(src), dst, count)
-                                      : widened<Element>(in, dst, count);
+    const size_t done = widened<Element>(in, dst, count);
     run_vectorised<ToFloats<Element>>(in + done, dst + done, count - done);
   });
 }
 
 size_t sums_of_four(mr_dtype dtype, const void* const (&shards)[4], float* dst, size_t count) {
-  const auto at = [&](auto storage, int shard) { return static_cast<const decltype(storage)*>(shards[shard]); };
-  if (dtype == MR_BF16) {
-    using Bits = uint16_t;
-    run_vectorised<SumFour<Element<MR_BF16>>>(at(Bits(), 0), at(Bits(), 1), at(Bits(), 2), at(Bits(), 3), dst, count);
-    return count;
-  }
-  if (!is_fp8(dtype)) return 0;
-  using Bits = uint8_t;
-  return fp8_sums_of_four(dtype, {at(Bits(), 0), at(Bits(), 1), at(Bits(), 2), at(Bits(), 3)}, dst, count);
+  size_t done = 0;
+  with_element(dtype, [&](auto element) {
+    using Element = decltype(element);
+    const auto at = [&](int shard) { return static_cast<const typename Element::Storage*>(shards[shard]); };
+    if constexpr (kIsFp8<Element>)
+      done = Fp8Runs<typename Element::Format>::sums_of_four({at(0), at(1), at(2), at(3)}, dst, count);
+#ifdef __x86_64__
+    if constexpr (__is_same(Element, mr::Element<MR_F16>))
+      if (isa() == Isa::avx512) done = fp16_sums_of_four({at(0), at(1), at(2), at(3)}, dst, count);
+#endif
+    if constexpr (__is_same(Element, mr::Element<MR_BF16>)) {
+      run_vectorised<SumFour<Element>>(at(0), at(1), at(2), at(3), dst, count);
+      done = count;
+    }
+  });
+  return done;
 }
 
 void from_floats(mr_dtype dtype, const float* src, void* dst, size_t count) {
   with_small_float(dtype, [&](auto element) {
     using Element = decltype(element);
-    auto* out = static_cast<typename Element::Storage*>(dst);
     if constexpr (__is_same(typename Element::Value, float)) {
-      const size_t done = is_fp8(dtype) ? fp8_from_floats(dtype, src, static_cast<uint8_t*>(dst), count)
-                                        : narrowed<Element>(src, out, count);
+      auto* out = static_cast<typename Element::Storage*>(dst);
+      const size_t done = narrowed<Element>(src, out, count);
       run_vectorised<FromFloats<Element>>(src + done, out + done, count - done);
     }
   });

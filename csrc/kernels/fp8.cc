@@ -1,5 +1,7 @@
 #include "fp8.h"
 
+#include <algorithm>
+
 #include "elements.h"
 #include "vectorised.h"
 
@@ -13,10 +15,11 @@ namespace {
 
 #ifdef __x86_64__
 
-#define MR_VBMI __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,prefer-vector-width=512")))
-#define MR_PAIRS \
-  __attribute__((target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16,prefer-vector-width=512")))
-#define MR_VBMI_INLINE MR_VBMI inline __attribute__((always_inline))
+// Compilers take instructions of avx512bf16 for nothing but what names them, which is only where adds_pairs().
+#define MR_VBMI_TARGET target("avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512bf16,prefer-vector-width=512")
+#define MR_VBMI __attribute__((MR_VBMI_TARGET))
+#define MR_VBMI_LAMBDA __attribute__((MR_VBMI_TARGET, always_inline))
+#define MR_VBMI_INLINE MR_VBMI_LAMBDA inline
 
 bool is_quick() {
   static const bool has_vbmi = __builtin_cpu_supports("avx512vbmi");
@@ -28,6 +31,12 @@ bool is_quick() {
 struct Floats64 {
   __m512 part[4];
 };
+
+// Where -0 would be, the fnuz forms have their only NaN.
+template <typename Format>
+constexpr bool kSignIsNaN = Format::kNaN == Format::kSign;
+template <typename Format>
+constexpr bool kHasInf = !kSignIsNaN<Format> && Format::kNaN != Format::kMagnitude;
 
 // By way of bf16, which has every value of fp8. The two bytes of a magnitude come from tables of 128 bytes, which lie
 // in two registers each.
@@ -47,28 +56,38 @@ class Widen {
   };
 
   MR_VBMI_INLINE Floats64 load(const uint8_t* src) const {
-    const __m512i zero = _mm512_setzero_si512();
-    const Halves bf16 = halves(src);
-    return {{_mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, bf16.low)),
-             _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, bf16.low)),
-             _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, bf16.high)),
-             _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, bf16.high))}};
+    const __m512i in = _mm512_loadu_si512(src), zero = _mm512_setzero_si512();
+    Bytes bf16 = bytes(in);
+    if constexpr (kSignIsNaN<Format>) {
+      const __mmask64 is_nan = _mm512_cmpeq_epi8_mask(in, _mm512_set1_epi8(char(0x80)));
+      bf16.low = _mm512_mask_mov_epi8(bf16.low, is_nan, _mm512_set1_epi8(char(0xc0)));
+      bf16.high = _mm512_mask_mov_epi8(bf16.high, is_nan, _mm512_set1_epi8(0x7f));
+    }
+    const Halves half = halves(bf16);
+    return {{_mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, half.low)),
+             _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, half.low)),
+             _mm512_castsi512_ps(_mm512_unpacklo_epi16(zero, half.high)),
+             _mm512_castsi512_ps(_mm512_unpackhi_epi16(zero, half.high))}};
   }
 
-  MR_VBMI_INLINE Halves halves(const uint8_t* src) const {
-    const __m512i in = _mm512_loadu_si512(src), sign = _mm512_set1_epi8(char(0x80));
-    __m512i low = _mm512_permutex2var_epi8(low_[0], in, low_[1]);
-    const __m512i magnitude = _mm512_permutex2var_epi8(high_[0], in, high_[1]);
-    __m512i high = _mm512_ternarylogic_epi32(magnitude, in, sign, 0xf8);  // magnitude | (in & sign)
-    if constexpr (Format::kNaN == Format::kSign) {                        // where -0 would be
-      const __mmask64 is_nan = _mm512_cmpeq_epi8_mask(in, sign);
-      low = _mm512_mask_mov_epi8(low, is_nan, _mm512_set1_epi8(char(0xc0)));
-      high = _mm512_mask_mov_epi8(high, is_nan, _mm512_set1_epi8(0x7f));
-    }
-    return {_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)};
-  }
+  // But for the NaN that lies where -0 would be: it is -0.
+  MR_VBMI_INLINE Halves halves(__m512i in) const { return halves(bytes(in)); }
 
  private:
+  struct Bytes {
+    __m512i low, high;
+  };
+
+  MR_VBMI_INLINE Bytes bytes(__m512i in) const {
+    const __m512i magnitude = _mm512_permutex2var_epi8(high_[0], in, high_[1]);
+    return {_mm512_permutex2var_epi8(low_[0], in, low_[1]),
+            _mm512_ternarylogic_epi32(magnitude, in, _mm512_set1_epi8(char(0x80)), 0xf8)};  // m | (in & 0x80)
+  }
+
+  static MR_VBMI_INLINE Halves halves(const Bytes& of) {
+    return {_mm512_unpacklo_epi8(of.low, of.high), _mm512_unpackhi_epi8(of.low, of.high)};
+  }
+
   struct alignas(64) Tables {
     uint8_t low[128], high[128];
     Tables() {
@@ -88,9 +107,7 @@ MR_VBMI_INLINE __m512i words(uint32_t value) { return _mm512_set1_epi16(short(va
 // Format::from_float of each, in the lowest byte.
 template <typename Format>
 MR_VBMI_INLINE __m512i narrowed(__m512 value) {
-  constexpr bool kHasInf = Format::kNaN != Format::kSign && Format::kNaN != Format::kMagnitude;
-  constexpr bool kUnsignedZero = Format::kNaN == Format::kSign;
-  constexpr uint32_t kMost = kHasInf || kUnsignedZero ? Format::kOverAsFloat : Format::kLargestAsFloat;
+  constexpr uint32_t kMost = kHasInf<Format> || kSignIsNaN<Format> ? Format::kOverAsFloat : Format::kLargestAsFloat;
   const __m512i bits = _mm512_castps_si512(value);
   const __m512i in = _mm512_min_epu32(_mm512_and_si512(bits, all(0x7fffffff)), all(kMost));
   const __m512i power = all(Format::kRoundingPower);
@@ -102,7 +119,7 @@ MR_VBMI_INLINE __m512i narrowed(__m512 value) {
   const __mmask16 is_small = _mm512_cmplt_epu32_mask(in, all(Format::kSmallestNormalAsFloat));
   __m512i out = _mm512_mask_mov_epi32(normal, is_small, subnormal);
   const __m512i sign = _mm512_srli_epi32(bits, 24);
-  if constexpr (kUnsignedZero)
+  if constexpr (kSignIsNaN<Format>)
     out = _mm512_mask_or_epi32(out, _mm512_test_epi32_mask(out, out), out, _mm512_and_si512(sign, all(0x80)));
   else
     out = _mm512_ternarylogic_epi32(out, sign, all(0x80), 0xf8);  // out | (sign & 0x80)
@@ -137,63 +154,99 @@ MR_VBMI_INLINE void store_in_order(const Floats64& from, float* dst) {
   _mm512_storeu_ps(dst + 48, _mm512_shuffle_f32x4(last[0], last[1], 0xdd));
 }
 
-// Four values of e4m3, in either form, add up exactly in fp32: multiples of the smallest step, with room to spare. So
-// the order does not matter, and processors that add products of bf16 in pairs may do it.
-template <typename Format>
-constexpr bool kSumsExactly = Format::kShift == 20;
-
+// Sums of four values of one format, as the instruction that adds products of bf16 in pairs takes them (in order, each
+// rounded: the odd word of a pair first), are multiples of the format's smallest step: what is below its normal numbers
+// is exact, and 16 bits and one for all that were cut off round as all bits do.
 bool adds_pairs() {
   static const bool has_bf16 = __builtin_cpu_supports("avx512bf16");
   return has_bf16;
 }
 
-// Format::from_float of such sums, 32 from two registers as bytes unpack into them, in 16 bits each. What is below the
-// normal numbers is exact, and looked up by its bits.
+// Format::from_float of such sums. Rounded in 16 bits, each has a place: how far a normal number's code is above the
+// first one's. Places below are negative, those of codes far apart, and 0 is at the lowest.
 template <typename Format>
-class NarrowExact {
+class NarrowSums {
  public:
-  MR_VBMI_INLINE NarrowExact() {
+  MR_VBMI_INLINE NarrowSums() {
     static const Table table;
-    for (int i = 0; i < 2; ++i) small_[i] = _mm512_load_si512(table.codes + 32 * i);
+    small_ = _mm512_load_si512(table.small);
+    high_ = _mm512_load_si512(table.high);
+    low_ = _mm512_load_si512(table.low);
   }
 
-  MR_VBMI_INLINE __m512i operator()(__m512 first, __m512 last) const {
-    const __m512i bits = _mm512_packus_epi32(halved(first), halved(last));
-    const __m512i in = _mm512_and_si512(bits, words(0x7fff));
-    const __m512i is_odd = _mm512_and_si512(_mm512_srli_epi16(in, kShift), words(1));
-    const __m512i half = words((1u << (kShift - 1)) - 1 - (Format::kRebias >> 16));
-    const __m512i rounded = _mm512_srli_epi16(_mm512_add_epi16(_mm512_add_epi16(in, half), is_odd), kShift);
-    __m512i out = _mm512_min_epu16(rounded, words(kMost));
-    const __mmask32 is_small = _mm512_cmplt_epu16_mask(in, words(Format::kSmallestNormalAsFloat >> 16));
-    const __m512i small = _mm512_permutex2var_epi16(small_[0], _mm512_srli_epi16(in, 5), small_[1]);
-    out = _mm512_mask_mov_epi16(out, is_small, small);
-    const __m512i sign = _mm512_srli_epi16(bits, 8);
-    if constexpr (kUnsignedZero)
-      out = _mm512_mask_mov_epi16(out, _mm512_test_epi16_mask(out, out),
-                                  _mm512_ternarylogic_epi32(out, sign, words(0x80), 0xf8));
-    else
-      out = _mm512_ternarylogic_epi32(out, sign, words(0x80), 0xf8);
-    return _mm512_mask_mov_epi16(out, _mm512_cmpgt_epu16_mask(in, words(kFloatInf >> 16)), words(Format::kNaN));
+  // 64 bytes in the order that they were loaded in.
+  MR_VBMI_INLINE __m512i operator()(const Floats64& from) const {
+    const __m512i first = high_words(from.part[0], from.part[1]), last = high_words(from.part[2], from.part[3]);
+    const __m512i first_in = magnitudes(first, from.part[0], from.part[1]);
+    const __m512i last_in = magnitudes(last, from.part[2], from.part[3]);
+    const __m512i place = _mm512_packs_epi16(places(first_in), places(last_in));
+    const __m512i normal =
+        _mm512_add_epi8(_mm512_min_epi8(place, _mm512_set1_epi8(char(kOver - kFirst))), _mm512_set1_epi8(kFirst));
+    const __m512i magnitude = _mm512_mask_permutexvar_epi8(normal, _mm512_movepi8_mask(place), place, small_);
+    const __m512i sign = _mm512_packs_epi16(first, last);
+    __m512i out = _mm512_ternarylogic_epi32(magnitude, sign, _mm512_set1_epi8(char(0x80)), 0xf8);  // m | (s & 0x80)
+    if constexpr (kOver != Format::kNaN)  // else a NaN is just the largest of all
+      if (_mm512_cmpeq_epi8_mask(place, _mm512_set1_epi8(127)) != 0) {
+        const __m512i is_nan = _mm512_packs_epi16(nans(first_in), nans(last_in));
+        out = _mm512_mask_mov_epi8(out, _mm512_movepi8_mask(is_nan), _mm512_set1_epi8(char(Format::kNaN)));
+      }
+    return out;
   }
 
  private:
-  static constexpr bool kUnsignedZero = Format::kNaN == Format::kSign;
+  static constexpr uint32_t kOver = kSignIsNaN<Format> ? Format::kNaN : Format::kLargest + kHasInf<Format>;
   static constexpr int kShift = Format::kShift - 16;
-  static constexpr uint32_t kMost = kUnsignedZero ? Format::kSign : Format::kLargest;
-  // Cut to 16 bits, the last of which stands for all that were cut off: rounded once more, it comes out right.
-  static MR_VBMI_INLINE __m512i halved(__m512 value) {
-    const __m512i bits = _mm512_castps_si512(value), high = _mm512_srli_epi32(bits, 16);
-    return _mm512_mask_or_epi32(high, _mm512_test_epi32_mask(bits, all(0xffff)), high, all(1));
+  static constexpr int kFirst = 1 << (23 - Format::kShift);  // the code of the smallest normal number
+  static constexpr int kRebias = int(Format::kRebias >> 16) + (kFirst << kShift);
+
+  MR_VBMI_INLINE __m512i high_words(__m512 a, __m512 b) const {
+    return _mm512_permutex2var_epi16(_mm512_castps_si512(a), high_, _mm512_castps_si512(b));
   }
+
+  MR_VBMI_INLINE __m512i magnitudes(__m512i high, __m512 a, __m512 b) const {
+    const __m512i low = _mm512_permutex2var_epi16(_mm512_castps_si512(a), low_, _mm512_castps_si512(b));
+    const __m512i cut = _mm512_min_epu16(low, words(1));
+    return _mm512_ternarylogic_epi32(high, words(0x7fff), cut, 0xea);  // (h & 0x7fff) | c
+  }
+
+  static MR_VBMI_INLINE __m512i places(__m512i in) {
+    const __mmask32 is_odd = _mm512_test_epi16_mask(in, words(1u << kShift));
+    const __m512i half = _mm512_add_epi16(in, words(uint32_t((1 << (kShift - 1)) - 1 - kRebias)));
+    return _mm512_srai_epi16(_mm512_mask_add_epi16(half, is_odd, half, words(1)), kShift);
+  }
+
+  static MR_VBMI_INLINE __m512i nans(__m512i in) {
+    return _mm512_movm_epi16(_mm512_cmpgt_epu16_mask(in, words(kFloatInf >> 16)));
+  }
+
   struct alignas(64) Table {
-    uint16_t codes[64] = {};
+    uint8_t small[64] = {};      // by the last six bits of a place
+    uint16_t high[32], low[32];  // which words of two registers, as packing orders their halves
     Table() {
-      for (uint32_t code = 0; code < 1u << (23 - Format::kShift); ++code)
-        codes[float_bits(Format::to_float(uint8_t(code))) >> 21 & 63] = uint16_t(code);
+      for (uint32_t code = 1; code < kFirst; ++code) {
+        const int bits = int(float_bits(Format::to_float(uint8_t(code))) >> 16);
+        small[((bits - kRebias) >> kShift) & 63] = uint8_t(code);
+      }
+      for (int i = 0; i < 32; ++i) {
+        low[i] = uint16_t((i & 4) * 8 + (i / 8 * 4 + (i & 3)) * 2);
+        high[i] = uint16_t(low[i] + 1);
+      }
     }
   };
-  __m512i small_[2];
+  __m512i small_, high_, low_;
 };
+
+// dst[at ..] = of(at), 64 bytes each.
+template <typename Of>
+MR_VBMI_INLINE size_t each_64(const Fp8Shards& shards, uint8_t* dst, size_t count, const Of& of) {
+  constexpr size_t kAhead = 2048;  // bytes
+  size_t i = 0;
+  for (; i + 64 <= count; i += 64) {
+    for (const uint8_t* shard : shards) _mm_prefetch(reinterpret_cast<const char*>(shard + i + kAhead), _MM_HINT_T0);
+    _mm512_storeu_si512(dst + i, of(i));
+  }
+  return i;
+}
 
 // The loops, for each format.
 template <typename Format>
@@ -223,97 +276,81 @@ struct Loops {
     return i;
   }
 
-  MR_PAIRS static size_t exact_sum_of_four(const Fp8Shards& shards, uint8_t* dst, size_t count) {
+  MR_VBMI static size_t sum_of_four_in_pairs(const Fp8Shards& shards, uint8_t* dst, size_t count) {
     const Widen<Format> widen;
-    const NarrowExact<Format> narrow;
+    const NarrowSums<Format> narrow;
     const __m512bh ones = (__m512bh)_mm512_set1_epi16(0x3f80);
     const __m512 none = _mm512_set1_ps(-0.0f);  // to which -0 can be added
-    size_t i = 0;
-    for (; i + 64 <= count; i += 64) {
-      for (const uint8_t* shard : shards) _mm_prefetch(reinterpret_cast<const char*>(shard + i + kAhead), _MM_HINT_T0);
+    return each_64(shards, dst, count, [&](size_t at) MR_VBMI_LAMBDA {
+      __m512i in[4];
+      for (int k = 0; k < 4; ++k) in[k] = _mm512_loadu_si512(shards[k] + at);
       Floats64 total{{none, none, none, none}};
       for (int pair = 0; pair < 4; pair += 2) {
-        const auto a = widen.halves(shards[pair] + i), b = widen.halves(shards[pair + 1] + i);
-        total.part[0] = _mm512_dpbf16_ps(total.part[0], (__m512bh)_mm512_unpacklo_epi16(a.low, b.low), ones);
-        total.part[1] = _mm512_dpbf16_ps(total.part[1], (__m512bh)_mm512_unpackhi_epi16(a.low, b.low), ones);
-        total.part[2] = _mm512_dpbf16_ps(total.part[2], (__m512bh)_mm512_unpacklo_epi16(a.high, b.high), ones);
-        total.part[3] = _mm512_dpbf16_ps(total.part[3], (__m512bh)_mm512_unpackhi_epi16(a.high, b.high), ones);
+        const auto a = widen.halves(in[pair]), b = widen.halves(in[pair + 1]);
+        total.part[0] = _mm512_dpbf16_ps(total.part[0], (__m512bh)_mm512_unpacklo_epi16(b.low, a.low), ones);
+        total.part[1] = _mm512_dpbf16_ps(total.part[1], (__m512bh)_mm512_unpackhi_epi16(b.low, a.low), ones);
+        total.part[2] = _mm512_dpbf16_ps(total.part[2], (__m512bh)_mm512_unpacklo_epi16(b.high, a.high), ones);
+        total.part[3] = _mm512_dpbf16_ps(total.part[3], (__m512bh)_mm512_unpackhi_epi16(b.high, a.high), ones);
       }
-      const __m512i first = narrow(total.part[0], total.part[1]), last = narrow(total.part[2], total.part[3]);
-      _mm512_storeu_si512(dst + i, _mm512_packus_epi16(first, last));
-    }
-    return i;
+      const __m512i out = narrow(total);
+      if constexpr (!kSignIsNaN<Format>) return out;
+      const __m512i nan = _mm512_set1_epi8(char(Format::kNaN));  // the lowest number of 8 bits
+      const __m512i lowest = _mm512_min_epi8(_mm512_min_epi8(in[0], in[1]), _mm512_min_epi8(in[2], in[3]));
+      return _mm512_mask_mov_epi8(out, _mm512_cmpeq_epi8_mask(lowest, nan), nan);
+    });
   }
 
   MR_VBMI static size_t sum_of_four(const Fp8Shards& shards, float factor, uint8_t* dst, size_t count) {
-    if constexpr (kSumsExactly<Format>)
-      if (factor == 1.0f && adds_pairs()) return exact_sum_of_four(shards, dst, count);
+    if (factor == 1.0f && adds_pairs()) return sum_of_four_in_pairs(shards, dst, count);
     const Widen<Format> widen;
     const __m512 factors = _mm512_set1_ps(factor);
-    size_t i = 0;
-    for (; i + 64 <= count; i += 64) {
-      for (const uint8_t* shard : shards) _mm_prefetch(reinterpret_cast<const char*>(shard + i + kAhead), _MM_HINT_T0);
-      Floats64 total = sum(widen, shards, i);
-      if (factor != 1.0f)  // is looked at once, before the loop
-        for (__m512& part : total.part) part = _mm512_mul_ps(part, factors);
-      _mm512_storeu_si512(dst + i, narrowed<Format>(total));
-    }
-    return i;
+    return each_64(shards, dst, count, [&](size_t at) MR_VBMI_LAMBDA {
+      Floats64 total = sum(widen, shards, at);
+      for (__m512& part : total.part) part = _mm512_mul_ps(part, factors);
+      return narrowed<Format>(total);
+    });
   }
-
-  static constexpr size_t kAhead = 1024;  // bytes
 };
-
-// use(Loops<the format>()) of an fp8 dtype, where the processor is one of these; else 0.
-template <typename Use>
-size_t with_loops(mr_dtype dtype, const Use& use) {
-  if (!is_quick()) return 0;
-  switch (dtype) {
-    case MR_E4M3FN:
-      return use(Loops<E4M3FN>());
-    case MR_E5M2:
-      return use(Loops<E5M2>());
-    case MR_E4M3FNUZ:
-      return use(Loops<E4M3FNUZ>());
-    case MR_E5M2FNUZ:
-      return use(Loops<E5M2FNUZ>());
-    default:
-      return 0;
-  }
-}
 
 #else
 
-struct NoLoops {
+bool is_quick() { return false; }
+
+template <typename Format>
+struct Loops {
   static size_t to_floats(const uint8_t*, float*, size_t) { return 0; }
   static size_t from_floats(const float*, uint8_t*, size_t) { return 0; }
   static size_t sums_of_four(const Fp8Shards&, float*, size_t) { return 0; }
   static size_t sum_of_four(const Fp8Shards&, float, uint8_t*, size_t) { return 0; }
 };
 
-template <typename Use>
-size_t with_loops(mr_dtype, const Use& use) {
-  return use(NoLoops());
-}
-
 #endif
 
 }  // namespace
 
-size_t fp8_to_floats(mr_dtype dtype, const uint8_t* src, float* dst, size_t count) {
-  return with_loops(dtype, [&](auto loops) { return loops.to_floats(src, dst, count); });
+template <typename Format>
+size_t Fp8Runs<Format>::to_floats(const uint8_t* src, float* dst, size_t count) {
+  return is_quick() ? Loops<Format>::to_floats(src, dst, count) : 0;
 }
 
-size_t fp8_from_floats(mr_dtype dtype, const float* src, uint8_t* dst, size_t count) {
-  return with_loops(dtype, [&](auto loops) { return loops.from_floats(src, dst, count); });
+template <typename Format>
+size_t Fp8Runs<Format>::from_floats(const float* src, uint8_t* dst, size_t count) {
+  return is_quick() ? Loops<Format>::from_floats(src, dst, count) : 0;
 }
 
-size_t fp8_sums_of_four(mr_dtype dtype, const Fp8Shards& shards, float* dst, size_t count) {
-  return with_loops(dtype, [&](auto loops) { return loops.sums_of_four(shards, dst, count); });
+template <typename Format>
+size_t Fp8Runs<Format>::sums_of_four(const Fp8Shards& shards, float* dst, size_t count) {
+  return is_quick() ? Loops<Format>::sums_of_four(shards, dst, count) : 0;
 }
 
-size_t fp8_sum_of_four(mr_dtype dtype, const Fp8Shards& shards, float factor, uint8_t* dst, size_t count) {
-  return with_loops(dtype, [&](auto loops) { return loops.sum_of_four(shards, factor, dst, count); });
+template <typename Format>
+size_t Fp8Runs<Format>::sum_of_four(const Fp8Shards& shards, float factor, uint8_t* dst, size_t count) {
+  return is_quick() ? Loops<Format>::sum_of_four(shards, factor, dst, count) : 0;
 }
+
+template struct Fp8Runs<E4M3FN>;
+template struct Fp8Runs<E5M2>;
+template struct Fp8Runs<E4M3FNUZ>;
+template struct Fp8Runs<E5M2FNUZ>;
 
 }  // namespace mr::kernels

@@ -12,12 +12,20 @@ namespace mr::kernels {
 
 using Fp8Shards = const uint8_t* const[4];
 
-size_t fp8_to_floats(mr_dtype dtype, const uint8_t* src, float* dst, size_t count);
-size_t fp8_from_floats(mr_dtype dtype, const float* src, uint8_t* dst, size_t count);
+template <typename Format>
+struct Fp8Runs {
+  static size_t to_floats(const uint8_t* src, float* dst, size_t count);
+  static size_t from_floats(const float* src, uint8_t* dst, size_t count);
 
-// ((a[i] + b[i]) + c[i]) + d[i] in fp32.
-size_t fp8_sums_of_four(mr_dtype dtype, const Fp8Shards& shards, float* dst, size_t count);
-// The same times `factor`, and back.
-size_t fp8_sum_of_four(mr_dtype dtype, const Fp8Shards& shards, float factor, uint8_t* dst, size_t count);
+  // ((a[i] + b[i]) + c[i]) + d[i] in fp32.
+  static size_t sums_of_four(const Fp8Shards& shards, float* dst, size_t count);
+  // The same times `factor`, and back. dst may be one of the shards.
+  static size_t sum_of_four(const Fp8Shards& shards, float factor, uint8_t* dst, size_t count);
+};
+
+extern template struct Fp8Runs<E4M3FN>;
+extern template struct Fp8Runs<E5M2>;
+extern template struct Fp8Runs<E4M3FNUZ>;
+extern template struct Fp8Runs<E5M2FNUZ>;
 
 }  // namespace mr::kernels

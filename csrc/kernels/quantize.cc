@@ -21,23 +21,11 @@ struct Int8 {
   }
 };
 
-// The type of the elements that make up an mr_dtype, for those that quantising knows.
+// Calls use(Int8()), or use(the format) of an fp8 dtype.
 template <typename Use>
 void with_quantized(mr_dtype dtype, const Use& use) {
-  switch (dtype) {
-    case MR_I8:
-      return use(Int8());
-    case MR_E4M3FN:
-      return use(E4M3FN());
-    case MR_E5M2:
-      return use(E5M2());
-    case MR_E4M3FNUZ:
-      return use(E4M3FNUZ());
-    case MR_E5M2FNUZ:
-      return use(E5M2FNUZ());
-    default:
-      return;
-  }
+  if (dtype == MR_I8) return use(Int8());
+  with_fp8(dtype, use);
 }
 
 template <typename Use>

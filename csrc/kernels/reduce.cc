@@ -105,7 +105,7 @@ class Reduction {
         dtype_(dtype),
         is_value_(dtype_size(dtype) == sizeof(Value)),
         sums_stored_(std::is_same_v<Op, Sum> && std::is_same_v<Value, float> && num_shards >= 4 &&
-                     (dtype == MR_BF16 || dtype_size(dtype) == 1)) {
+                     dtype_size(dtype) < sizeof(Value)) {
     // Those that do not stay in the caches anyway need not pass through them, unless they are there: as a shard.
     streaming_ = count * dtype_size(dtype) * (num_shards + 1) >= kStreamingBytes &&
                  std::find(shards, shards + num_shards, out) == shards + num_shards;
@@ -116,9 +116,12 @@ class Reduction {
     if constexpr (std::is_same_v<Value, float> && std::is_same_v<Op, Sum>) {
       const bool is_power = divisor == 0 || std::has_single_bit(divisor);  // whose fraction is as exact as a division
       if (num_shards_ != 4 || dtype_size(dtype_) != 1 || !is_power) return 0;
-      const auto at = [&](size_t shard) { return stored(shard, 0); };
+      const Fp8Shards shards = {stored(0, 0), stored(1, 0), stored(2, 0), stored(3, 0)};
       const float factor = divisor == 0 ? 1.0f : 1.0f / float(divisor);
-      return fp8_sum_of_four(dtype_, {at(0), at(1), at(2), at(3)}, factor, out_, count);
+      size_t done = 0;
+      with_fp8(dtype_,
+               [&](auto format) { done = Fp8Runs<decltype(format)>::sum_of_four(shards, factor, out_, count); });
+      return done;
     }
     return 0;
   }

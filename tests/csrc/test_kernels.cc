@@ -84,6 +84,30 @@ TEST(reduce_is_the_same_with_every_instruction_set) {
       }
 }
 
+// All pairs of patterns, with a third that takes the first one away again: then only the order tells what is left.
+TEST(four_shards_of_fp8_are_added_in_their_order) {
+  constexpr size_t kCount = 2 * 65536 + 7;
+  const Bytes last = random_bytes(kCount, 4);
+  for (const mr_dtype dtype : {MR_E4M3FN, MR_E5M2, MR_E4M3FNUZ, MR_E5M2FNUZ})
+    same_with_every_isa([&] {
+      std::vector<Bytes> shards(3, Bytes(kCount));
+      for (size_t i = 0; i < kCount; ++i) {
+        shards[0][i] = uint8_t(i);
+        shards[1][i] = uint8_t(i >> 8);
+        shards[2][i] = i < 65536 ? uint8_t(i) ^ 0x80 : last[kCount - 1 - i];
+      }
+      const void* const pointers[] = {shards[0].data(), shards[1].data(), shards[2].data(), last.data()};
+      Bytes out(kCount), all;
+      for (const ReduceOp op : {ReduceOp::sum, ReduceOp::avg}) {
+        reduce(dtype, op, pointers, 4, out.data(), kCount);
+        all.insert(all.end(), out.begin(), out.end());
+      }
+      reduce(dtype, ReduceOp::sum, pointers, 4, shards[1].data(), kCount);
+      CHECK(std::equal(shards[1].begin(), shards[1].end(), all.begin()));  // in place of one of them
+      return all;
+    });
+}
+
 TEST(a_reduction_may_be_cut_anywhere) {
   constexpr size_t kCount = 3001;
   for (const mr_dtype dtype : {MR_F32, MR_BF16, MR_E4M3FN, MR_E4M3FNUZ, MR_E5M2, MR_I16}) {
