@@ -57,8 +57,8 @@ def test_a_killed_step_costs_a_replica_its_allocation_and_it_heals_on_another(cl
     assert successor[0] != victim[0] and len(second) == 2, "its first job was ended"
     story.send_signal(signal.SIGINT)
     family = psutil.Process(story.pid).children(recursive=True)
-    out, _ = story.communicate(timeout=20)
-    assert story.returncode == 130 and psutil.wait_procs(family, 5)[1] == [], out
+    out, _ = story.communicate(timeout=60)
+    assert story.returncode == 130 and psutil.wait_procs(family, 20)[1] == [], out
     wait_until(lambda: not cluster.ask("squeue", "-h"), lambda: cluster.ask("squeue"), 40)
 
 
@@ -66,6 +66,6 @@ def test_a_killed_step_costs_a_replica_its_allocation_and_it_heals_on_another(cl
 def test_ctrl_c_cancels_what_waits_in_the_queue(cluster: Cluster, story: Story) -> None:
     wait_until(lambda: len(cluster.ask("squeue", "-h").splitlines()) == 2, "nothing is in the queue", 60)
     story.send_signal(signal.SIGINT)
-    out, _ = story.communicate(timeout=20)
+    out, _ = story.communicate(timeout=60)
     assert story.returncode == 130, out
-    wait_until(lambda: not cluster.ask("squeue", "-h"), lambda: cluster.ask("squeue"), 20)
+    wait_until(lambda: not cluster.ask("squeue", "-h"), lambda: cluster.ask("squeue"), 60)

@@ -8,12 +8,11 @@ import pickle
 import signal
 from collections import Counter
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 import torch
-from actor_client import LIMIT, Faults, Stage, traces
+from actor_client import LIMIT, Faults, Stage, traces, wait_until
 from supervised import FOR_EVER, SLOW, Worker, kill, pids_of
 
 from monarch_rdma.actor import (
@@ -184,7 +183,7 @@ def test_many_kills_under_load(client: HostMesh, faults: Faults) -> None:
     procs = client.spawn_procs({"n": 2}, restart="always", **FOR_EVER)
     workers = procs.spawn("workers", Worker)
     user = procs.slice(n=0).spawn("user", Worker)
-    before: dict[str, Any] = {}
+    before: dict[str, int] = {}
     ends: Counter[str] = Counter()
     for number in range(rounds):
         victim = workers.slice(n=1)
@@ -198,19 +197,17 @@ def test_many_kills_under_load(client: HostMesh, faults: Faults) -> None:
         if number == 5:
             before = what_is_held()
     assert sum(ends.values()) == rounds * 63 and set(ends) <= {"NoneType", "SupervisionError", "ActorError"}
-    after = what_is_held()
-    assert {name: after[name] for name in before if name != "memory"} == {
-        name: value for name, value in before.items() if name != "memory"
-    }
-    assert after["memory"] < before["memory"] + (64 << 20)
+    # What is left of the last ones that were killed may be closed a moment later.
+    wait_until(lambda: not more_than(before), lambda: f"more is held: {more_than(before)}")
     procs.stop().get(LIMIT)
 
 
-def what_is_held() -> dict[str, Any]:
+def what_is_held() -> dict[str, int]:
     found = traces()
-    return {
-        "fds": sum(count for name, count in found.items() if name.startswith("fd ")),
-        "processes": sum(name.startswith("process ") for name in found),
-        "files": sorted(name for name in found if name.startswith("file ")),
-        "memory": psutil.Process().memory_info().rss,
-    }
+    counts = {kind: sum(n for name, n in found.items() if name.startswith(kind)) for kind in ("fd", "process", "file")}
+    return counts | {"memory": psutil.Process().memory_info().rss}
+
+
+def more_than(before: dict[str, int]) -> dict[str, tuple[int, int]]:
+    now, slack = what_is_held(), {"memory": 64 << 20}
+    return {name: (now[name], then) for name, then in before.items() if now[name] > then + slack.get(name, 0)}

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable
 
 import pytest
@@ -214,9 +213,8 @@ def test_the_owner_is_killed_in_mid_transfer(child_process: Maker, reader: Engin
     sent = sent_packets(0) + sent_packets(1)
     until(lambda: sent_packets(0) + sent_packets(1) >= sent + 100)
     owner.signal(signal.SIGKILL)
-    began = time.monotonic()
-    assert isinstance(future.exception(30), errors.PeerLost)
-    assert time.monotonic() - began < 1
+    error = future.exception(60)
+    assert isinstance(error, errors.PeerLost) and "sign of life" not in str(error), error
 
 
 def test_an_operation_is_cancelled_and_its_memory_left_alone(owner: Child, reader: Engine) -> None:
