@@ -9,6 +9,7 @@
 #include "memory/device.h"
 #include "transport/device_domain.h"
 #include "transport/stream_order.h"
+#include "transport/summed_copy.h"
 #ifdef MR_VERBS
 #include "transport/verbs_describe.h"
 #endif
@@ -452,11 +453,7 @@ int mr_transfer_bytes(mr_remote* remote, uint32_t verb, void* local, uint64_t re
 int mr_read_with_sums(mr_remote* remote, void* local, uint64_t remote_offset, uint64_t length, double timeout,
                       uint32_t flags, const mr_block_sums* sums, mr_op** out, mr_error* error) {
   return guarded(error, [&] {
-    if (sums->block_bytes == 0 || sums->block_bytes % 8 != 0 || sums->first % 8 != 0 || sums->first > sums->total ||
-        length > sums->total - sums->first || (length % 8 != 0 && length != sums->total - sums->first))
-      throw Error(MR_CONFIG, "argument sums: " + std::to_string(length) + " bytes from " + std::to_string(sums->first) +
-                                 " of " + std::to_string(sums->total) + " in blocks of " +
-                                 std::to_string(sums->block_bytes) + " do not begin and end between words of 8 bytes");
+    check_block_sums(*sums, length);
     const auto op = make_op(Verb::read, timeout);
     op->local = static_cast<uint8_t*>(local);
     op->local_view = View::contiguous(0, length);
@@ -465,6 +462,15 @@ int mr_read_with_sums(mr_remote* remote, void* local, uint64_t remote_offset, ui
     op->block_sums = BlockSums(*sums);
     op->block_sums.clear(length);
     start_transfer(remote, op, out);
+  });
+}
+
+int mr_copy_with_sums(mr_engine* engine, void* to, const void* from, uint64_t length, const mr_block_sums* sums,
+                      mr_error* error) {
+  return guarded(error, [&] {
+    check_block_sums(*sums, length);
+    copy_with_sums(static_cast<uint8_t*>(to), static_cast<const uint8_t*>(from), length,
+                   copy_threads(engine->node->options()), BlockSums(*sums));
   });
 }
 

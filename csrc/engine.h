@@ -236,8 +236,12 @@ typedef struct {
  * is length, unless the read ends at `total`. */
 int mr_read_with_sums(mr_remote* remote, void* local, uint64_t remote_offset, uint64_t length, double timeout,
                       uint32_t flags, const mr_block_sums* sums, mr_op** op, mr_error* error);
-/* The same, without an operation where it ends in success before this returns. Above 0: it has; see mr_moved. 0: *op is
- * the operation, in flight or failed. Negative: -mr_kind, nothing was started. `local` is an address. */
+/* The same within this process: done, on as many threads as option copy_threads says, when it returns. `to` and `from`
+ * do not overlap; `to` NULL: nothing is copied. */
+int mr_copy_with_sums(mr_engine* engine, void* to, const void* from, uint64_t length, const mr_block_sums* sums,
+                      mr_error* error);
+/* mr_transfer_bytes, without an operation where it ends in success before this returns. Above 0: it has; see mr_moved.
+ * 0: *op is the operation, in flight or failed. Negative: -mr_kind, nothing was started. `local` is an address. */
 int64_t mr_move_bytes(mr_remote* remote, uint32_t verb, uint64_t local, uint64_t remote_offset, uint64_t length,
                       double timeout, uint32_t flags, mr_op** op, mr_error* error);
 /* What a result above 0 of mr_move_bytes tells: the lane, as in mr_result, and the seconds it took. */

@@ -84,3 +84,28 @@ def test_what_cannot_be_summed_is_refused(owner: Engine) -> None:
     matrix = torch.zeros(8, 8)
     with pytest.raises(ConfigError, match="contiguous memory"):
         RDMABuffer(matrix, engine=owner)[:, 0].prepare_read(torch.zeros(8), sums=BlockSums(0, 32, 256, BLOCK))
+
+
+def test_sums_of_a_copy_within_this_process(owner: Engine) -> None:
+    for size in (1, 4099, BLOCK, 5 * BLOCK + 12345):
+        source, target = torch.randint(256, (size,), dtype=torch.uint8), torch.zeros(size, dtype=torch.uint8)
+        sums = BlockSums(0, size, size, BLOCK)
+        for into in (None, target):
+            sums.make(source, into, engine=owner)
+            assert sums.are_made and found(sums) == kernels.checksum(source, BLOCK).tolist()
+        assert torch.equal(target, source)
+    part = BlockSums(8, BLOCK, size, BLOCK)
+    part.make(source[8 : 8 + BLOCK], engine=owner)
+    rest = BlockSums(0, 8, size, BLOCK)
+    rest.make(source[:8], engine=owner)
+    tail = BlockSums(BLOCK + 8, BLOCK - 8, size, BLOCK)
+    tail.make(source[BLOCK + 8 : 2 * BLOCK], engine=owner)
+    total = np.zeros(2, np.int64)
+    total[:1] += np.frombuffer(rest.values, np.int64)
+    total += np.frombuffer(part.values, np.int64)
+    total[1:] += np.frombuffer(tail.values, np.int64)
+    assert total.tolist() == kernels.checksum(source[: 2 * BLOCK], BLOCK).tolist()
+    with pytest.raises(ConfigError, match=r"target has 3 bytes of shape \(3,\), but must have 1048576"):
+        part.make(source[8 : 8 + BLOCK], target[:3], engine=owner)
+    with pytest.raises(ConfigError, match="source has 6 bytes"):
+        BlockSums(0, 8, 8, BLOCK).make(source[:12:2], engine=owner)

@@ -13,7 +13,6 @@ processes that trust each other.
 from __future__ import annotations
 
 import pickle
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -23,14 +22,15 @@ from torch import Tensor
 from torch.distributed.tensor import DTensor
 from torch.utils import _pytree as pytree
 
-from ..errors import ConfigError
+from ..errors import ConfigError, ProtocolError, VersionChanged
 from ..rdma import Engine, default_engine, empty
 from ..sharding import BoxLayout, LayoutError, Reader, publish
+from ..sharding.deadline import Deadline
 from ..sharding.dtensor import local_tensor
 from ..sharding.offer import AnyLayout, Offer, sources_of
 from ..sharding.state_dict import Publication
 from ..sharding.units import Units
-from .healing_check import BLOCK, Checksums, Verification, copied_with_checksums, on_one_thread
+from .healing_check import BLOCK, Checksums, Verification, copied_with_checksums
 
 __all__ = ["FetchedState", "OfferedState", "StateOffer", "fetch_state", "put_together", "taken_apart"]
 
@@ -104,7 +104,7 @@ class OfferedState:
         tensors, self._structure = taken_apart(state, as_local)
         self._copies = _room_for(tensors, self._engine) if memory == "copy" else {}
         served = {name: _as_before(tensors[name], copy) for name, copy in self._copies.items()} or tensors
-        self._checksums = {} if memory == "copy" else copied_with_checksums(tensors, {})
+        self._checksums = {} if memory == "copy" else copied_with_checksums(tensors, {}, self._engine)
         placed = {name: layout for name, layout in (layouts or {}).items() if name in tensors}
         if unknown := set(layouts or {}) - set(tensors):
             raise ConfigError(f"layouts names {sorted(unknown)}, but the state has no such tensors")
@@ -114,7 +114,7 @@ class OfferedState:
             self._publication = publish(served, "state", version=version, **options)
         self._version = version
         if memory == "copy":
-            self._checksums = copied_with_checksums(tensors, self._copies)
+            self._checksums = copied_with_checksums(tensors, self._copies, self._engine)
 
     @property
     def offer(self) -> StateOffer:
@@ -136,7 +136,7 @@ class OfferedState:
         if _signature(tensors) != _signature(self._copies) or self._publication is None:
             return False
         with self._publication.update(version):
-            self._checksums = copied_with_checksums(tensors, self._copies)
+            self._checksums = copied_with_checksums(tensors, self._copies, self._engine)
         self._structure, self._version = structure, version
         return True
 
@@ -176,7 +176,7 @@ def fetch_state(
     now, ConfigError where offers or `into` do not fit, ProtocolError where bytes are not those that were offered. The
     tensors of `into` are then partly written.
     """
-    begin = time.monotonic()
+    deadline = Deadline(timeout)
     given = [offers] if isinstance(offers, StateOffer) else list(offers)
     if not given:
         raise ConfigError("offers is empty, but somebody has to have the state")
@@ -193,15 +193,27 @@ def fetch_state(
     options: dict[str, Any] = {"layouts": layouts, "rank": rank, "ranks": ranks, "same_ranks": False}
     sums_of = BLOCK if verify else None
     reader = Reader(offered, targets, units=Units(local, _UNIT), sums_of=sums_of, engine=engine, **options)
-    check = Verification(local, sources) if verify else None
+    check = Verification(local, sources, engine) if verify else None
     on_read = check.on_read if check is not None else None
-    with on_one_thread():
-        report = reader.reshard.run(version=newest, timeout=timeout, progress=progress, on_read=on_read)
-        verified = check.finish() if check is not None else 0
+    report = reader.reshard.run(version=newest, timeout=deadline.left(), progress=progress, on_read=on_read)
+    verified = 0 if check is None else _verified(check, reader, newest, deadline)
     state = put_together(given[0].structure, targets)
-    spent = time.monotonic() - begin
     peers = tuple(dict.fromkeys(offer.replica for offer in given))
-    return FetchedState(state, newest, report.bytes, verified, spent, peers, report.replaced)
+    return FetchedState(state, newest, report.bytes, verified, deadline.spent(), peers, report.replaced)
+
+
+def _verified(check: Verification, reader: Reader, version: int, deadline: Deadline) -> int:
+    """The bytes that were compared. What was renewed meanwhile is not wrong: VersionChanged; else ProtocolError."""
+    wrong: ProtocolError | None = None
+    try:
+        verified = check.finish(reader.reshard.lost, deadline)
+    except ProtocolError as error:
+        wrong = error
+    if set(reader.versions(deadline.left()).values()) - {version}:
+        raise VersionChanged(f"version {version} was renewed before all of it was compared", operation="read")
+    if wrong is not None:
+        raise wrong
+    return verified
 
 
 def _as_one_job(offers: Sequence[StateOffer], engine: Engine) -> dict[int, tuple[Offer, Checksums]]:

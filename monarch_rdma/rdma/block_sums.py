@@ -1,11 +1,13 @@
-"""Checksums of the blocks of one read, made as its bytes pass, by the threads that copy them."""
+"""Checksums of the blocks of one read or copy, made as its bytes pass, by the threads that copy them."""
 
 from __future__ import annotations
 
 from typing import Any
 
-from .._engine import ffi
+from .._engine import ffi, lib
 from ..errors import ConfigError
+from .engine import Engine, raise_error, scratch
+from .memory import memory_of, note_written
 
 __all__ = ["BlockSums"]
 
@@ -32,9 +34,32 @@ class BlockSums:
         """Whether sums can be made of such a read."""
         return first % 8 == 0 and 0 < size <= total - first and (size % 8 == 0 or first + size == total)
 
+    def make(self, source: Any, target: Any = None, *, engine: Engine) -> None:
+        """Of `size` bytes of this process, which are copied into `target` on the way, on as many threads as option
+        copy_threads of the engine says.
+
+        `source`, `target`: tensors or the like, contiguous, in memory of the host, which do not overlap. ConfigError.
+        """
+        places = []
+        for argument, data in (("source", source), ("target", target)):
+            if data is None:
+                places.append(ffi.NULL)
+                continue
+            memory = memory_of(data, argument)
+            view = memory.view
+            if not view.is_contiguous or view.nbytes != self.size:
+                what = f"{argument} has {view.nbytes} bytes of shape {view.shape}"
+                raise ConfigError(f"{what}, but must have {self.size} that are contiguous")
+            places.append(ffi.cast("void *", memory.address))
+        if target is not None:
+            note_written(target)
+        error = scratch.error
+        if kind := lib.mr_copy_with_sums(engine.handle, places[1], places[0], self.size, self.wanted, error):
+            raise_error(error, kind, operation="copy")
+
     @property
     def are_made(self) -> bool:
-        """When the read has ended: False where its lane has not copied by itself, so that nobody has made them."""
+        """When the read or copy has ended: False where its lane has not copied by itself, so nobody has made them."""
         return int(self._words[0]) == self.size
 
     @property

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -30,6 +30,11 @@ class Strided:
         """Of one dimension n elements from `low` on."""
         shape = (*self.shape[:dim], n, *self.shape[dim + 1 :])
         return Strided(shape, self.strides, self.offset + low * self.strides[dim])
+
+    @property
+    def end(self) -> int:
+        """One more than the last of them."""
+        return self.offset + 1 + sum((n - 1) * stride for n, stride in zip(self.shape, self.strides, strict=True))
 
     @property
     def is_run(self) -> bool:
@@ -134,40 +139,66 @@ def reads_of(
     """
     is_staged = tensor.is_cast or list(copies.permutation) != sorted(copies.permutation)
     dtype: torch.dtype = getattr(torch, tensor.source_dtype)
-    checked: dict[int, RDMABuffer] = {}
+    ranks = sorted(set(copies.source.tolist()))
+    checked = {rank: _buffer(buffers, rank, tensor, copies) for rank in ranks}
     limits = [limit for limit in (most_bytes, staging.slot_bytes if is_staged else None) if limit is not None]
-    for one in rows_of(copies, min(limits) // dtype.itemsize if limits else None):
-        rank = int(one.source[0])
-        if rank not in checked:
-            checked[rank] = _buffer(buffers, rank, tensor, copies)
-        buffer = checked[rank]
-        there, here = ends_of(one, buffer.strides, target.stride())
+    laid_out = tuple((rank, buffer.shape, buffer.strides) for rank, buffer in checked.items())
+    for cut in _cuts(copies, min(limits) // dtype.itemsize if limits else None, laid_out, target.stride()):
+        buffer, there = checked[cut.rank], cut.there
         nbytes = math.prod(there.shape) * dtype.itemsize
+        source = buffer.as_strided(there.shape, there.strides, there.offset)
+        into = part_of(target, cut.here)
         if not is_staged:
-            source = buffer.as_strided(there.shape, there.strides, there.offset)
-            run = None if sums_of is None else _run(one, (there, here), buffer, target, sums_of)
-            start = source.prepare_read(part_of(target, here), bulk=bulk, sums=run.sums if run else None)
-            yield Read(rank, tensor, one, nbytes, start, run=run)
+            run = None if sums_of is None else _run(cut, buffer, target, sums_of)
+            start = source.prepare_read(into, bulk=bulk, sums=run.sums if run else None)
+            yield Read(cut.rank, tensor, cut.one, nbytes, start, run=run)
             continue
         slot, memory = staging.take(dtype, there.shape)
-        source = buffer.as_strided(there.shape, there.strides, there.offset)
-        into = part_of(target, here)
-        yield Read(rank, tensor, one, nbytes, source.prepare_read(memory), partial(into.copy_, memory), slot)
+        yield Read(cut.rank, tensor, cut.one, nbytes, source.prepare_read(memory), partial(into.copy_, memory), slot)
 
 
-def _run(
-    one: Copies, ends: tuple[Strided, Strided], buffer: RDMABuffer, target: torch.Tensor, block_bytes: int
-) -> Run | None:
-    """Of one row of copies, by the order of the owner's elements: they may lie in another one in its memory."""
-    strides, size = contiguous_strides(buffer.shape, 1), target.element_size()
-    there, here = ends if buffer.strides == strides else ends_of(one, strides, target.stride())
-    if not (there.is_run and here.is_run and target.is_contiguous()):
+@dataclass(frozen=True)
+class _Cut:
+    """One row of copies, by its ends. `run`: where it is one by the order of the owner's elements, the first one there,
+    how many there are, and the first one here.
+    """
+
+    one: Copies
+    rank: int
+    there: Strided
+    here: Strided
+    run: tuple[int, int, int] | None
+
+
+@lru_cache(256)  # many tensors of a model are alike, and have the same copies
+def _cuts(
+    copies: Copies,
+    most: int | None,
+    laid_out: tuple[tuple[int, tuple[int, ...], tuple[int, ...]], ...],
+    target_strides: tuple[int, ...],
+) -> tuple[_Cut, ...]:
+    """Rows of at most so many elements. `laid_out`: shape and strides of what each rank has."""
+    ranks = {rank: (strides, contiguous_strides(shape, 1)) for rank, shape, strides in laid_out}
+    cuts = []
+    for one in rows_of(copies, most):
+        rank = int(one.source[0])
+        strides, in_order = ranks[rank]
+        ends = ends_of(one, strides, target_strides)
+        there, here = ends if strides == in_order else ends_of(one, in_order, target_strides)
+        is_run = there.is_run and here.is_run
+        run = (there.offset, math.prod(there.shape), here.offset) if is_run else None
+        cuts.append(_Cut(one, rank, *ends, run))
+    return tuple(cuts)
+
+
+def _run(cut: _Cut, buffer: RDMABuffer, target: torch.Tensor, block_bytes: int) -> Run | None:
+    """A cut's run: in the owner's memory its elements may lie in another order."""
+    if cut.run is None or not target.is_contiguous():
         return None
-    first, nbytes = there.offset * size, math.prod(there.shape) * size
-    is_plain = target.device.type == "cpu" and buffer.strides == strides
+    first, nbytes, here = (n * target.element_size() for n in cut.run)
+    is_plain = target.device.type == "cpu" and buffer.strides == contiguous_strides(buffer.shape, 1)
     is_summed = is_plain and BlockSums.fits(first, nbytes, buffer.size())
-    sums = BlockSums(first, nbytes, buffer.size(), block_bytes) if is_summed else None
-    return Run(first, nbytes, here.offset * size, sums)
+    return Run(first, nbytes, here, BlockSums(first, nbytes, buffer.size(), block_bytes) if is_summed else None)
 
 
 def _buffer(
@@ -177,12 +208,17 @@ def _buffer(
         buffer = buffers[rank][tensor.source]
     except KeyError:
         raise ConfigError(f"rank {rank} has published no {tensor.source!r}, but the plan reads it there") from None
-    needed = copies.source_extent(rank)
+    needed = _extent(copies, rank)
     if len(buffer.shape) != len(needed) or any(n > have for n, have in zip(needed, buffer.shape, strict=True)):
         raise ConfigError(f"{tensor.source!r} of rank {rank} has shape {buffer.shape}, but the plan reads {needed}")
     if (name := str(buffer.dtype).removeprefix("torch.")) != tensor.source_dtype:
         raise ConfigError(f"{tensor.source!r} of rank {rank} is {name}, but the plan has {tensor.source_dtype}")
     return buffer
+
+
+@lru_cache(256)
+def _extent(copies: Copies, rank: int) -> tuple[int, ...]:
+    return copies.source_extent(rank)
 
 
 def _pair_order(one: Copies) -> list[int]:
