@@ -40,6 +40,35 @@ def test_alias(name: str) -> None:
     assert list(differences) == SAID.get(name, [])
 
 
+INTEGER = {"is": "integer", "size": 4, "align": 4, "signed": True}
+RECORD = {"is": "record", "size": 8, "align": 4, "fields": {"a": [0, "int"], "b": [4, "int"]}}
+CALL = {"is": "call", "result": "int", "parameters": ["int", "void *"]}
+CHANGES: list[tuple[dict[str, Any], dict[str, Any], tuple[str, ...] | None]] = [
+    (INTEGER, {}, ()),
+    (INTEGER, {"size": 8}, ("size 4 on CUDA, 8 on HIP",)),
+    (INTEGER, {"align": 2}, ("align 4 on CUDA, 2 on HIP",)),
+    (INTEGER, {"signed": False}, ("signed True on CUDA, False on HIP",)),
+    (INTEGER, {"is": "constant", "value": 1}, None),
+    ({"is": "constant", "value": 1}, {"value": 2}, ("value 1 on CUDA, 2 on HIP",)),
+    (RECORD, {"fields": {"a": [4, "int"], "b": [4, "int"]}}, ("fields elsewhere in HIP: a",)),
+    (RECORD, {"fields": {"a": [0, "int"], "b": [4, "float"]}}, ("field b is int on CUDA, float on HIP",)),
+    (RECORD, {"fields": {"a": [0, "int"]}}, ("fields not in HIP: b",)),
+    (RECORD, {"fields": {}}, None),
+    (CALL, {}, ()),
+    (CALL, {"parameters": ["long", "void *"]}, ("parameter 1 int on CUDA, long on HIP",)),
+    (CALL, {"parameters": ["int", "float *"]}, None),
+    (CALL, {"parameters": ["int"]}, None),
+    (CALL, {"result": "void *"}, None),
+]
+
+
+@pytest.mark.parametrize(("ours", "change", "told"), CHANGES)
+def test_each_kind_of_difference_is_told(
+    ours: dict[str, Any], change: dict[str, Any], told: tuple[str, ...] | None
+) -> None:
+    assert Sides({"x": ours}, {"x": {**ours, **change}}).differ("x", "x") == told
+
+
 def test_what_is_known_to_differ_says_what_to_do() -> None:
     groups = gpu_names.load_differences()
     listed = [name for group in groups["differences"] for name in group["aliases"]]

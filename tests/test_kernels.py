@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from monarch_rdma import kernels
 from monarch_rdma.errors import ConfigError
+from monarch_rdma.kernels import native
 from monarch_rdma.kernels.arguments import COMPUTED, FLOAT8
 from monarch_rdma.kernels.pack import converted
 from monarch_rdma.kernels.quantize import QUANTIZED, SOURCES
@@ -391,7 +392,38 @@ def test_shapes_on_the_meta_device() -> None:
     assert q.shape == x.shape and scales.shape == (40,) and scales.is_meta
     assert kernels.reduce([x, x]).shape == x.shape
     assert kernels.checksum(x, 800).shape == (25,)
-    assert kernels.pack([x, x.t()], torch.float16).shape == (10_000,)
+    packed = kernels.pack([x, x.t()], torch.float16)
+    assert packed.shape == (10_000,) and packed.dtype == torch.float16
+    assert [part.shape for part in kernels.unpack(packed, [(50, 100), (5000,)])] == [(50, 100), (5000,)]
+    assert kernels.dequantize(q, scales, torch.bfloat16).dtype == torch.bfloat16
+    assert kernels.dequantize_reduce([q, q], [scales, scales]).shape == x.shape
+
+
+def op_calls() -> list[tuple[str, tuple[object, ...]]]:
+    x, y, q, scale = torch.randn(6, 8), torch.randn(8, 6), torch.ones(6, 8, dtype=torch.int8), torch.ones(3)
+    flat, half, out = torch.zeros(96), torch.zeros(96, dtype=torch.bfloat16), torch.zeros(6, 8)
+    return [
+        ("pack", ([x, y.t()], flat)),
+        ("unpack", (flat, [x, y])),
+        ("pack_cast", ([x, y], half)),
+        ("unpack_cast", (half, [x, y])),
+        ("reduce", ([x, out], torch.zeros(6, 8), "sum")),
+        ("quantize", (x, q, scale, 16, out)),
+        ("dequantize", (q, scale, out, 16)),
+        ("dequantize_sum", ([q, q], [scale, scale], out, 16)),
+        ("checksum", (x, 64)),
+    ]
+
+
+@pytest.mark.parametrize(("name", "arguments"), op_calls(), ids=[name for name, _ in op_calls()])
+def test_ops_are_what_torch_compile_takes_them_for(name: str, arguments: tuple[object, ...]) -> None:
+    """They write what their schema says and nothing else, and their meta functions tell the results' shapes."""
+    tests = ("test_schema", "test_faketensor", "test_aot_dispatch_dynamic")
+    torch.library.opcheck(getattr(torch.ops.monarch_rdma, name).default, arguments, test_utils=tests)
+
+
+def test_every_op_is_checked() -> None:
+    assert {name for name, _ in op_calls()} == set(native.AVAILABLE["cpu"])
 
 
 def leaf(*shape: int) -> torch.Tensor:

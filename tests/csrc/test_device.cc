@@ -7,6 +7,7 @@
 
 #include "check.h"
 #include "fake_gpu_side.h"
+#include "memory/device_ipc.h"
 
 using namespace mr;
 using namespace mr::test;
@@ -107,13 +108,13 @@ TEST(hidden_devices_are_not_counted) {
   CHECK_HAS(described("libamdhip64.so.7", "ROCR_VISIBLE_DEVICES="), "it finds no device");
 }
 
-TEST(the_other_spelling_passes_the_same_tests) {
+TEST(the_other_spelling_and_an_older_one_pass_the_same_tests) {
   if (std::getenv("TEST_DEVICE_RUNTIME") != nullptr) return;
   char self[4096];
   const ssize_t length = ::readlink("/proc/self/exe", self, sizeof self);
-  const std::string command =
-      "TEST_DEVICE_RUNTIME=libcudart.so.13 " + std::string(self, static_cast<size_t>(length)) + " memory_";
-  CHECK_EQ(::system(command.c_str()), 0);
+  const std::string program(self, static_cast<size_t>(length));
+  CHECK_EQ(::system(("TEST_DEVICE_RUNTIME=libcudart.so.13 " + program + " memory_").c_str()), 0);
+  CHECK_EQ(::system(("TEST_DEVICE_RUNTIME=libamdhip64.so.6 " + program + " memory_of_expandable").c_str()), 0);
 }
 
 // ---- From here on in this process ----
@@ -158,6 +159,32 @@ TEST(memory_of_expandable_segments_has_pieces) {
   CHECK_EQ(pieces.size(), 3u);
   CHECK_EQ(pieces[2].base, number(device) + 2 * kPiece);
   CHECK_EQ(gpu().pieces(device, 1).size(), 1u);
+}
+
+TEST(memory_of_expandable_segments_is_opened_by_descriptors) {
+  constexpr size_t kPiece = 2u << 20;
+  auto* const device = static_cast<char*>(fake().allocate(2 * kPiece, "fake_gpu_malloc_expandable"));
+  fake().copy(device + kPiece - 2, "abcd", 4);
+  const auto exported = [&] {
+    std::vector<ExportedPiece> pieces;
+    for (const size_t at : {size_t{9}, kPiece}) pieces.push_back(export_piece(gpu(), device + at));
+    return pieces;
+  };
+  const auto pieces = exported();
+  CHECK(pieces[0].by_fd && pieces[1].by_fd);
+  {
+    const auto opened = open_pieces(gpu(), 0, pieces);
+    char back[4];
+    fake().copy(back, opened->address() + kPiece - 2, 4);
+    CHECK_EQ(std::string(back, 4), "abcd");
+    CHECK_EQ(fake().held("opened"), 2);
+  }
+  CHECK_EQ(fake().held("opened"), 0);
+  fake().fail("MemMap", 801);
+  CHECK_HAS(why_not([&] { open_pieces(gpu(), 0, pieces); }), "MemMap of 2097152 bytes of device memory: error 801");
+  fake().fail("MemExportToShareableHandle", 801);
+  CHECK_HAS(why_not(exported), "IpcGetMemHandle of 2097152 bytes of device memory: error 1");
+  CHECK_EQ(fake().held("opened") + fake().held("handles"), 0);
 }
 
 TEST(memory_exports_know_their_offset) {

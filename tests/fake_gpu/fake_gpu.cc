@@ -605,6 +605,7 @@ int unreserve(void* address, size_t size) {
   return kOk;
 }
 int map(void* address, size_t size, void* handle) {
+  if (const int code = injected("MemMap")) return code;
   World& w = world();
   std::lock_guard guard(w.lock);
   const MemoryRef& memory = static_cast<Handle*>(handle)->memory;

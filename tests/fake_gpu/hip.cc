@@ -1,8 +1,10 @@
-// libamdhip64.so.7; with HIP_6, as ROCm 6 had it: no dma-buf, and here no waits for values either.
+// libamdhip64.so.7; with HIP_6, as ROCm 6 had it: no dma-buf, a descriptor is imported by its address, and here no
+// waits for values either.
 #define PREFIX hip
 #define DRIVER hip
 #ifdef HIP_6
 #define WITHOUT_DMABUF
+#define DESCRIPTOR_BY_ADDRESS
 #endif
 #include "spelled.h"
 #include "virtual_memory.h"

@@ -20,7 +20,11 @@ DRIVER_FACE(MemExportToShareableHandle, int* fd, void* handle, int, unsigned lon
   return fake::export_shareable(fd, handle);
 }
 DRIVER_FACE(MemImportFromShareableHandle, void** handle, void* shared, int) {
+#ifdef DESCRIPTOR_BY_ADDRESS
+  return fake::import_shareable(handle, *static_cast<int*>(shared));
+#else
   return fake::import_shareable(handle, static_cast<int>(reinterpret_cast<intptr_t>(shared)));
+#endif
 }
 DRIVER_FACE(MemAddressReserve, void** out, size_t size, size_t, void*, unsigned long long) {
   return fake::reserve(out, size);
