@@ -150,8 +150,8 @@ class FakeCluster:
 
     def evict(self, pod: str) -> None:
         """Its process is killed and the pod deleted, so that it is replaced by another one elsewhere."""
+        process = self.pods.pop(pod)  # before the controller may have put another one in its place
         self.delete("Pod", pod)
-        process = self.pods.pop(pod)
         process.kill()
         process.wait()
 
@@ -286,7 +286,11 @@ class FakeCluster:
         )
 
     def _tell(self, name: str, status: dict[str, Any]) -> None:
-        self.request("PATCH", "Pod", name, {"status": status})
+        try:
+            self.request("PATCH", "Pod", name, {"status": status})
+        except urllib.error.HTTPError as error:
+            if error.code != 404:  # somebody has deleted it meanwhile
+                raise
 
     def _delete(self, kind: str, name: str) -> None:
         with contextlib.suppress(urllib.error.HTTPError):  # somebody else was quicker
