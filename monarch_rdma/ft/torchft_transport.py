@@ -11,6 +11,7 @@ import pickle
 import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import Any, TypeVar, cast
@@ -23,14 +24,15 @@ from torchft.checkpointing import CheckpointTransport
 from ..errors import ConfigError, TransferTimeout, VersionChanged
 from ..rdma import Engine, RDMAAction, RDMABuffer, default_engine, shared_memory
 from ..rdma.names import look_up, publish, unpublish
-from .healing import OfferedState, StateOffer, fetch_state, put_together, taken_apart
+from .healing import FetchedState, OfferedState, StateOffer, fetch_state, put_together, taken_apart
 
 __all__ = ["OneSidedTransport", "Received"]
 
 T = TypeVar("T")
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # and dtypes
-_PART = 128 << 20  # bytes of tensors that are offered together
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.02  # seconds between looks for what is not offered yet
+_PART = 64 << 20  # bytes of tensors that are offered together
+_AT_ONCE = 2  # parts that are read, so that one moves while another one is checked
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.005  # seconds between looks for what is not offered yet
 
 
 @dataclass(frozen=True)
@@ -173,23 +175,36 @@ class _Source:
 
     def read(self, into: Mapping[str, Tensor]) -> tuple[object, int, int]:
         """The state, its bytes, and how many of them were verified. Parts that are like those of `into` go there."""
-        tensors: dict[str, Tensor] = {}
-        verified = have = number = 0
+        pool = ThreadPoolExecutor(_AT_ONCE, "monarch_rdma-checkpoint")
+        try:
+            checkpoint, parts = self._parts(into, pool)
+            found = [part.result() for part in parts]
+        finally:
+            pool.shutdown(cancel_futures=True)
+        word = RDMABuffer.from_bytes(checkpoint.done, engine=self.engine)
+        RDMAAction().fetch_add(word, np.zeros(1, dtype=np.int64), 1).submit().get(self._left())
+        tensors = {name: tensor for each in found for name, tensor in each.state.items()}
+        state = put_together(checkpoint.structure, tensors)
+        return state, sum(tensor.nbytes for tensor in tensors.values()), sum(each.verified for each in found)
+
+    def _parts(self, into: Mapping[str, Tensor], pool: Executor) -> tuple[_Checkpoint, list[Future[FetchedState]]]:
+        """All of them, each on its way as soon as it is offered."""
+        parts: list[Future[FetchedState]] = []
+        number = 0
         while True:
-            checkpoint = self._wait(have)
-            if have and checkpoint.number != number:
+            checkpoint = self._wait(len(parts))
+            if parts and checkpoint.number != number:
                 raise VersionChanged("the source has sent another checkpoint of this step", operation="read")
             number = checkpoint.number
-            for shapes, offer in checkpoint.parts[have:]:
-                found = fetch_state(offer, into=_alike(into, shapes), timeout=self._left(), engine=self.engine)
-                tensors |= found.state
-                verified += found.verified
-            have = len(checkpoint.parts)
-            if have == checkpoint.count:
-                word = RDMABuffer.from_bytes(checkpoint.done, engine=self.engine)
-                RDMAAction().fetch_add(word, np.zeros(1, dtype=np.int64), 1).submit().get(self._left())
-                state = put_together(checkpoint.structure, tensors)
-                return state, sum(tensor.nbytes for tensor in tensors.values()), verified
+            parts += [
+                pool.submit(self._fetch, offer, _alike(into, shapes))
+                for shapes, offer in checkpoint.parts[len(parts) :]
+            ]
+            if len(parts) == checkpoint.count:
+                return checkpoint, parts
+
+    def _fetch(self, offer: StateOffer, into: dict[str, Tensor] | None) -> FetchedState:
+        return fetch_state(offer, into=into, timeout=self._left(), engine=self.engine)
 
     def _wait(self, have: int) -> _Checkpoint:
         """Until there are more parts, or all."""
