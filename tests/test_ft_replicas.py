@@ -3,25 +3,30 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from toy_training import Watch, agreed, inject, plan
+import torch.distributed as dist
+from toy_training import Watch, agreed, inject, plan, toy
 
 from monarch_rdma.actor import HostMesh, this_host
 from monarch_rdma.errors import RdmaError
 from monarch_rdma.ft import (
+    Cohort,
     Decided,
     Ended,
     Healed,
     Measured,
+    Place,
     RecoveryPolicy,
     Report,
     Stepped,
     Synchronised,
     TrainersStarted,
+    Training,
     TrainingPlan,
     train,
 )
@@ -85,6 +90,28 @@ def test_healthy_replicas_lose_nothing_by_the_death_of_another(client: HostMesh,
     came_back = [each for each in watch.of(Measured) if each.replica == 2 and each.life > 1]
     assert came_back, "its trainer has taken over how far the others' trainers were"
     assert all(each.value == 10 * each.rounds for each in came_back), came_back
+
+
+def test_with_the_backends_and_devices_of_a_cluster_of_gpus(client: HostMesh, tmp_path: Path) -> None:
+    """As far as it goes without one: each trainer has a GPU of its own to see, and an aborted group is made anew."""
+    shared, seen = tmp_path / "shared", tmp_path / "seen"
+    shared.mkdir()
+    made = toy(shared)
+
+    def recipe(place: Place, cohort: Cohort) -> Training:
+        devices = os.environ["CUDA_VISIBLE_DEVICES"], os.environ["HIP_VISIBLE_DEVICES"], dist.get_backend()
+        with open(seen, "a") as file:
+            file.write(f"{place.replica} {place.rank} {' '.join(devices)}\n")
+        return made(place, cohort)
+
+    backend = "cpu:monarch_rdma,cuda:nccl"
+    training = replace(plan(shared, MANY, replicas=2, backend=backend, gpus_per_proc=1), recipe=recipe)
+    watch = Watch({2: inject("abort_group", "trainers1/0")}, replicas=2, folder=shared)
+    assert train(training, watch=watch) == Ended((0, 1))
+    assert [(each.replica, each.what) for each in watch.of(Decided)] == [(1, "trainers")]
+    agreed(shared)
+    lives = [f"{replica} {rank} {rank} {rank} {backend}" for replica in (0, 1, 1) for rank in (0, 1)]
+    assert sorted(seen.read_text().splitlines()) == sorted(lives)
 
 
 class Enough(Exception):
@@ -160,6 +187,18 @@ def test_the_job_is_asked_for_another_allocation_and_then_a_replica_is_given_up(
     assert noted.count("allocate 1") == 2 and noted.count("allocate 0") == 1
     assert all(noted.count(f"release {number}") == noted.count(f"allocate {number}") for number in range(3))
     agreed(shared)
+
+
+class TwoHosts(Hosts):
+    def allocate(self, replica: int) -> Any:
+        super().allocate(replica)
+        return [this_host(), this_host()]
+
+
+def test_trainers_that_do_not_fit_on_the_hosts_are_refused(client: HostMesh, tmp_path: Path) -> None:
+    with pytest.raises(Exception, match="trainers is 3, which cannot be dealt out evenly to the 2 hosts of replica 0"):
+        train(plan(tmp_path, 1, replicas=1, trainers=3), allocator=TwoHosts(tmp_path / "log"))
+    assert (tmp_path / "log").read_text().splitlines() == ["allocate 0", "release 0"], "it does not try again"
 
 
 def test_where_nothing_can_be_had_the_training_ends_with_a_sentence(client: HostMesh, tmp_path: Path) -> None:

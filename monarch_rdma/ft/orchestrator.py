@@ -25,7 +25,7 @@ from ..actor import (
     this_host,
     this_proc,
 )
-from ..errors import RdmaError
+from ..errors import ConfigError, RdmaError
 from ..supervision.events import emit
 from ..supervision.membership import MembershipOptions
 from .allocation import Allocator, OnThisHost
@@ -51,6 +51,10 @@ class _NoHosts(RdmaError):
     """An allocation could not be had, or nothing can be started on it."""
 
 
+class _Unfit(ConfigError):
+    """The plan is not one for these hosts, nor for others like them."""
+
+
 @dataclass
 class Replica:
     """One replica as its owner has it: where it runs, its process, and the actor in it."""
@@ -63,16 +67,23 @@ class Replica:
     is_waiting: bool = False  # for hosts
 
     async def start(self, plan: TrainingPlan, allocator: Allocator, policy: RecoveryPolicy) -> ActorMesh[Any]:
-        """Its ReplicaActor, in a process on its hosts. Raises _NoHosts."""
+        """Its ReplicaActor, in a process on its hosts. Raises _NoHosts, _Unfit."""
         try:
             if self.hosts is None:
                 self.is_waiting = True
                 self.hosts = await asyncio.to_thread(allocator.allocate, self.number)
                 self.is_waiting = False
+            if plan.trainers % len(self.hosts):
+                raise _Unfit(
+                    f"trainers is {plan.trainers}, which cannot be dealt out evenly to the {len(self.hosts)} hosts of "
+                    f"replica {self.number}"
+                )
             leader = self.hosts.flatten("host").slice(host=slice(0, 1)) if len(self.hosts) > 1 else self.hosts
             self.procs = await asyncio.to_thread(
                 leader.spawn_procs, name=f"replica{self.number}", threads=1, preload=plan.imported
             )
+        except _Unfit:
+            raise
         except Exception as error:
             self.is_waiting = False
             raise _NoHosts(f"replica {self.number} cannot be started: {error}") from error
@@ -179,6 +190,9 @@ class Orchestrator(Actor):
                 self._calls[replica.number] = call
                 await call
                 return
+            except _Unfit as error:
+                self._tell(Decided(time.time(), replica.number, "given up", 0.0, str(error)))
+                raise
             except _NoHosts as error:
                 failed, problem = Rung.ALLOCATION, in_a_line(error)
             except (RdmaError, ActorError, SupervisionError) as error:
