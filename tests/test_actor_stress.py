@@ -170,7 +170,11 @@ def test_what_processes_print_comes_to_the_client(client: HostMesh, capfd: pytes
         counters.slice(n=0).print_without_end.call_one(1 << 20).get(LIMIT)
     deadline = time.monotonic() + LIMIT
     out = err = ""
-    while time.monotonic() < deadline and not ("not utf-8" in err and out.count("line 4999 of") == 2):
+
+    def all_is_there() -> bool:
+        return "not utf-8" in err and out.count("line 4999 of") == 2 and out.count("x") >= 1 << 20
+
+    while time.monotonic() < deadline and not all_is_there():
         said = capfd.readouterr()
         out, err = out + said.out, err + said.err
     for rank in range(2):

@@ -10,8 +10,10 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from actor_client import wait_until
 from running_program import RunningProgram
 
 from monarch_rdma import config
@@ -116,9 +118,15 @@ def test_a_program_of_local_actors_alone_is_found_too(directory: Path) -> None:
     """
     with RunningProgram(directory, code) as program:
         program.line("ready")
-        seen = json.loads(program.command("top", "--json").stdout)
-        (process,) = seen["processes"]
-        assert (process["facts"]["pid"], process["answers"]) == (program.pid, True)
+        process: dict[str, Any] = {}
+
+        def answers() -> bool:  # it has a second each time
+            (seen,) = json.loads(program.command("top", "--json").stdout)["processes"]
+            process.update(seen)
+            return bool(process["answers"])
+
+        wait_until(answers, lambda: f"it does not answer: {process}")
+        assert process["facts"]["pid"] == program.pid
         assert "local" in [actor["name"] for actor in process["actors"]]
 
 

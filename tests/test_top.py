@@ -65,12 +65,12 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningProgram
         yield running
 
 
-def document(program: RunningProgram, *, silent: int = 0) -> dict[str, Any]:
+def document(program: RunningProgram, *arguments: str, silent: int = 0) -> dict[str, Any]:
     """As soon as all but so many answer: each has a second, which is little where others use the processors."""
     seen: dict[str, Any] = {}
 
     def all_answer() -> bool:
-        done = program.command("top", "--json")
+        done = program.command("top", "--json", *arguments)
         assert (done.returncode, without_knocks(done.stderr)) == (0, "")
         seen.update(json.loads(done.stdout))
         return sum(not each["answers"] for each in seen["processes"]) <= silent
@@ -190,10 +190,15 @@ def test_processes_of_other_hosts_are_found(tmp_path: Path) -> None:
     """
     with RunningProgram(tmp_path, loop, **variables) as host, RunningProgram(tmp_path, client, **variables) as running:
         host.line("ready"), running.line("ready")
-        seen = json.loads(running.command("top", "--json", str(running.pid)).stdout)["processes"]
+        seen: list[dict[str, Any]] = []
+
+        def all_are_found() -> bool:  # the other host's agent, which tells of the others, has a second too
+            seen[:] = document(running, str(running.pid))["processes"]
+            return len(seen) == 4
+
+        wait_until(all_are_found, lambda: f"not all are found: {seen}")
         assert [each["facts"]["pid"] for each in seen[:2]] == [running.pid, host.pid]
         assert [each["process"] for each in seen[2:]] == ["far/0", "far/1"]
-        assert all(each["answers"] for each in seen)
         stacks = json.loads(running.command("stacks", "--json", str(running.pid)).stdout)["processes"]
         assert [each["problem"] for each in stacks] == [""] * 4
 
