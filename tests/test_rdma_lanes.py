@@ -12,7 +12,7 @@ from rdma_vm.machine import Machine, empty_folder
 def test_what_every_lane_must_do_on_verbs(rdma_image: Image) -> None:
     """The suite of tests/test_lanes.py with its tensors, but for what moves gigabytes or takes 64 processes."""
     wanted = "verbs and not 4_gib and not 64_peers"
-    arguments = ("--confcutdir=tests", "--timeout=200", "tests/test_lanes.py", "-k", wanted)
+    arguments = ("--confcutdir=tests", "--timeout=400", "tests/test_lanes.py", "-k", wanted)
     with Machine(rdma_image, empty_folder(ROOT / "build/rdma_vm/lanes"), limit=LIMIT + 50) as machine:
         cases = run_inside(machine, "lanes.xml", *arguments)
     assert len(cases) >= 20
