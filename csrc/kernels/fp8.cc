@@ -2,11 +2,12 @@
 
 #include <algorithm>
 
-#include "elements.h"
 #include "vectorised.h"
 
 #ifdef __x86_64__
 #include <immintrin.h>
+
+#include "fp8_avx2.h"
 #pragma GCC diagnostic ignored "-Wmaybe-uninitialized"  // g++ 12 says it of its own header, of values on purpose
 #endif
 
@@ -31,12 +32,6 @@ bool is_quick() {
 struct Floats64 {
   __m512 part[4];
 };
-
-// Where -0 would be, the fnuz forms have their only NaN.
-template <typename Format>
-constexpr bool kSignIsNaN = Format::kNaN == Format::kSign;
-template <typename Format>
-constexpr bool kHasInf = !kSignIsNaN<Format> && Format::kNaN != Format::kMagnitude;
 
 // By way of bf16, which has every value of fp8. The two bytes of a magnitude come from tables of 128 bytes, which lie
 // in two registers each.
@@ -107,9 +102,8 @@ MR_VBMI_INLINE __m512i words(uint32_t value) { return _mm512_set1_epi16(short(va
 // Format::from_float of each, in the lowest byte.
 template <typename Format>
 MR_VBMI_INLINE __m512i narrowed(__m512 value) {
-  constexpr uint32_t kMost = kHasInf<Format> || kSignIsNaN<Format> ? Format::kOverAsFloat : Format::kLargestAsFloat;
   const __m512i bits = _mm512_castps_si512(value);
-  const __m512i in = _mm512_min_epu32(_mm512_and_si512(bits, all(0x7fffffff)), all(kMost));
+  const __m512i in = _mm512_min_epu32(_mm512_and_si512(bits, all(0x7fffffff)), all(kMostAsFloat<Format>));
   const __m512i power = all(Format::kRoundingPower);
   const __m512i subnormal =
       _mm512_sub_epi32(_mm512_castps_si512(_mm512_add_ps(_mm512_castsi512_ps(in), _mm512_castsi512_ps(power))), power);
@@ -312,17 +306,18 @@ struct Loops {
   }
 };
 
+template <typename Format, typename Use>
+size_t with_loops(const Use& use) {
+  if (is_quick()) return use(Loops<Format>());
+  return isa() == Isa::portable ? 0 : use(Avx2Loops<Format>());
+}
+
 #else
 
-bool is_quick() { return false; }
-
-template <typename Format>
-struct Loops {
-  static size_t to_floats(const uint8_t*, float*, size_t) { return 0; }
-  static size_t from_floats(const float*, uint8_t*, size_t) { return 0; }
-  static size_t sums_of_four(const Fp8Shards&, float*, size_t) { return 0; }
-  static size_t sum_of_four(const Fp8Shards&, float, uint8_t*, size_t) { return 0; }
-};
+template <typename Format, typename Use>
+size_t with_loops(const Use&) {
+  return 0;
+}
 
 #endif
 
@@ -330,22 +325,22 @@ struct Loops {
 
 template <typename Format>
 size_t Fp8Runs<Format>::to_floats(const uint8_t* src, float* dst, size_t count) {
-  return is_quick() ? Loops<Format>::to_floats(src, dst, count) : 0;
+  return with_loops<Format>([&](auto loops) { return loops.to_floats(src, dst, count); });
 }
 
 template <typename Format>
 size_t Fp8Runs<Format>::from_floats(const float* src, uint8_t* dst, size_t count) {
-  return is_quick() ? Loops<Format>::from_floats(src, dst, count) : 0;
+  return with_loops<Format>([&](auto loops) { return loops.from_floats(src, dst, count); });
 }
 
 template <typename Format>
 size_t Fp8Runs<Format>::sums_of_four(const Fp8Shards& shards, float* dst, size_t count) {
-  return is_quick() ? Loops<Format>::sums_of_four(shards, dst, count) : 0;
+  return with_loops<Format>([&](auto loops) { return loops.sums_of_four(shards, dst, count); });
 }
 
 template <typename Format>
 size_t Fp8Runs<Format>::sum_of_four(const Fp8Shards& shards, float factor, uint8_t* dst, size_t count) {
-  return is_quick() ? Loops<Format>::sum_of_four(shards, factor, dst, count) : 0;
+  return with_loops<Format>([&](auto loops) { return loops.sum_of_four(shards, factor, dst, count); });
 }
 
 template struct Fp8Runs<E4M3FN>;
