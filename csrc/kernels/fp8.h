@@ -1,6 +1,6 @@
-// Runs of the four fp8 formats by instructions of the processor at hand: 64 elements at a time where it looks bytes up in
-// tables of 128 (AVX-512 with VBMI), 32 with AVX2. Each function returns for how many elements from the first on it has
-// done it: 0 on other processors. The bits are those of float_formats.h.
+// Runs of the four fp8 formats by instructions of the processor at hand: 64 elements at a time where it looks bytes up
+// in tables of 128 (AVX-512 with VBMI), 32 with AVX2. Each function returns for how many elements from the first on it
+// has done it: 0 on other processors. The bits are those of float_formats.h.
 #pragma once
 
 #include <cstddef>
