@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from monarch_rdma import errors
-from monarch_rdma.collectives import Group
+from monarch_rdma.collectives import Group, table
 from monarch_rdma.rdma import share
 
 __all__ = ["DTYPES", "OPS", "Group", "attempt", "check", "errors", "hammer", "time", "torch"]
@@ -36,8 +36,17 @@ def values(dtype: torch.dtype, count: int, seed: int) -> torch.Tensor:
     return torch.randint(0, 2 if dtype is torch.bool else 100, (count,), generator=generator).to(dtype)
 
 
-def reduced(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
-    """In the order of ranks, in fp32 for small floats: what docs/collectives.md promises."""
+def reduced(tensors: list[torch.Tensor], op: str, hosts: list[list[int]] | None = None) -> torch.Tensor:
+    """What docs/collectives.md promises, to the last bit: in the order of ranks, in fp32 for small floats; over several
+    `hosts` on each of them first, where an average is divided, and then over them.
+    """
+    if hosts is not None:
+        of_hosts = [_in_order([tensors[rank] for rank in host], op, divisor=len(tensors)) for host in hosts]
+        return _in_order(of_hosts, "sum" if op == "avg" else op)
+    return _in_order(tensors, op, divisor=len(tensors))
+
+
+def _in_order(tensors: list[torch.Tensor], op: str, *, divisor: int = 0) -> torch.Tensor:
     dtype = tensors[0].dtype
     wide = torch.float32 if dtype in FLOATS and dtype is not torch.float64 else dtype
     out = tensors[0].to(wide)
@@ -51,7 +60,13 @@ def reduced(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
             out = out & other if op == "min" else out | other
         else:
             out = torch.minimum(out, other) if op == "min" else torch.maximum(out, other)
-    return (out / len(tensors) if op == "avg" else out).to(dtype)
+    return (out / divisor if op == "avg" else out).to(dtype)
+
+
+def hosts_of_sums(group: Group, tensors: list[torch.Tensor]) -> list[list[int]] | None:
+    """Over which hosts the sum of these tensors, one from each member or one for each, goes in two levels."""
+    is_large = sum(tensor.nbytes for tensor in tensors) >= table.row_for(group.size).two_level_bytes
+    return group.hosts if len(group.hosts) > 1 and is_large else None
 
 
 def same(a: torch.Tensor, b: torch.Tensor) -> bool:
@@ -75,15 +90,15 @@ def check(
     if is_defined(op, dtype):
         out = put(mine)
         group.all_reduce(out, op=op)
-        assert same(out, reduced(everyone, op)), "all_reduce"
+        assert same(out, reduced(everyone, op, hosts_of_sums(group, everyone))), "all_reduce"
         out = put(mine)
         group.reduce(out, root, op=op)
         assert same(out, reduced(everyone, op) if rank == root else mine), "reduce"
         shards = [put(values(dtype, count + 3 * each, seed * 100 + rank)) for each in range(size)]
         shard = room(count + 3 * rank)
         group.reduce_scatter(shard, shards, op=op)
-        expected = reduced([values(dtype, count + 3 * rank, seed * 100 + each) for each in range(size)], op)
-        assert same(shard, expected), "reduce_scatter"
+        given = [values(dtype, count + 3 * rank, seed * 100 + each) for each in range(size)]
+        assert same(shard, reduced(given, op, hosts_of_sums(group, shards))), "reduce_scatter"
     out = put(mine)
     group.broadcast(out, root)
     assert same(out, everyone[root]), "broadcast"

@@ -16,6 +16,7 @@ void all_gather(Group& group, const Call& call) {
     return piece;
   };
   flow.take = [&](uint64_t step, uint32_t from, uint64_t) { return output(call, from) + windows.at(step); };
+  flow.length = [&](uint64_t step, uint32_t from) { return windows.length(sizes[from], step); };
   run_flow(group, call, flow);
 }
 

@@ -19,6 +19,7 @@ void reduce_scatter(Group& group, const Call& call) {
     pieces[rank] = input(call, rank) + windows.at(step);
     reduce_shards(call, pieces, output(call, 0) + windows.at(step), length);
   };
+  flow.length = [&](uint64_t step, uint32_t) { return windows.length(sizes[rank], step); };
   run_flow(group, call, flow);
 }
 

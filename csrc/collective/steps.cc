@@ -128,12 +128,19 @@ class Run {
 
   // Members that call different things would take one another's bytes for what they are not.
   const PieceHead* checked(const Member& from, const PieceHead* head, uint64_t i) {
-    if (head->call == call_ && head->total == flow_.total && head->number == step(i) &&
-        head->bytes <= flow_.piece_bytes)
-      return head;
-    group_.fail(from.rank, MR_CONFIG,
-                "it calls " + describe(head->call, head->total) + ", rank " + std::to_string(group_.rank()) +
-                    " calls " + describe(call_, flow_.total));
+    const auto us = [&] { return "rank " + std::to_string(group_.rank()); };
+    if (head->call != call_ || head->total != flow_.total || head->number != step(i) || head->bytes > flow_.piece_bytes)
+      differ(from,
+             "it calls " + describe(head->call, head->total) + ", " + us() + " calls " + describe(call_, flow_.total));
+    if (flow_.length && head->bytes != flow_.length(i, from.rank))
+      differ(from, "it gives " + std::to_string(head->bytes) + " bytes where " + us() + " expects " +
+                       std::to_string(flow_.length(i, from.rank)) + ", in step " + std::to_string(i) + " of " +
+                       describe(call_, flow_.total));
+    return head;
+  }
+
+  [[noreturn]] void differ(const Member& from, const std::string& how) {
+    group_.fail(from.rank, MR_CONFIG, how);
     throw Error(group_.failure());
   }
 
@@ -152,8 +159,9 @@ class Run {
   void copy(uint8_t* to, Member& from, const PieceHead* head) {
     const uint8_t* const bytes = bytes_of(from, head);
     if (head->bytes == 0) return;
-    // Memory that we have not touched yet need not be read to be overwritten.
-    if (head->place != 0 && flow_.total >= kStreamingBytes)
+    // Memory that nobody has touched yet need not be read to be overwritten; where all combine, others have just read
+    // it.
+    if (head->place != 0 && !flow_.combine && flow_.total >= kStreamingBytes)
       streaming_copy(to, bytes, head->bytes), finish_streaming();
     else
       std::memcpy(to, bytes, head->bytes);

@@ -48,6 +48,8 @@ struct Flow {
   std::function<uint8_t*(uint64_t step, uint32_t from, uint64_t bytes)> take;
   // Instead: does something with those of all givers at once.
   std::function<void(uint64_t step, Pieces& pieces)> take_all;
+  // Bytes that member `from` must have staged for us; empty where `total`, which is compared, says that.
+  std::function<uint64_t(uint64_t step, uint32_t from)> length;
 };
 
 // Most bytes of a piece in a group's slots.

@@ -308,6 +308,31 @@ TEST(different_calls_are_told) {
   }
 }
 
+// All calls are about as many bytes, but each member expects less of the other one than that gives.
+TEST(parts_of_other_sizes_are_told) {
+  for (const auto way : kWays)
+    for (const uint32_t kind : {MR_ALL_GATHER, MR_REDUCE_SCATTER, MR_ALL_TO_ALL}) {
+      GroupOf group(2, 256, way);
+      std::atomic<int> told{0};  // by who notices first
+      group.each([&](GroupMember& member) {
+        using Memory = GroupMember::Memory;
+        Ints given(8, 1), own(8), room(8, 2);
+        const Memory large = memory(given), small{given.data(), 16}, into{room.data(), 16};
+        const auto by_rank = [&](const Memory& ours, const Memory& theirs) {
+          return member.rank == 0 ? std::vector{ours, theirs} : std::vector{theirs, ours};
+        };
+        if (kind == MR_ALL_GATHER) CHECK_EQ(member.run(kind, {large}, by_rank(memory(own), into)), int{MR_CONFIG});
+        if (kind == MR_ALL_TO_ALL)
+          CHECK_EQ(member.run(kind, by_rank(small, large), by_rank({own.data(), 16}, into)), int{MR_CONFIG});
+        if (kind == MR_REDUCE_SCATTER)
+          CHECK_EQ(member.run(kind, by_rank(small, large), {into}, 0, kI32, MR_SUM), int{MR_CONFIG});
+        told += std::string(member.error.message).find("expects 16, in step 0") != std::string::npos;
+        CHECK(std::all_of(room.begin() + 4, room.end(), [](int32_t each) { return each == 2; }));
+      });
+      CHECK(told.load() > 0);
+    }
+}
+
 TEST(bad_arguments_change_nothing) {
   GroupOf group(2, 256);
   GroupMember& member = *group.members[0];
