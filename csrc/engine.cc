@@ -105,9 +105,9 @@ OpRef make_op(Verb verb, double timeout) {
   return op;
 }
 
-void hand_out(const OpRef& op, mr_op** out) {
-  op->held = op;
+void hand_out(OpRef op, mr_op** out) {
   *out = op.get();
+  (*out)->held = std::move(op);
 }
 
 void demand_right(const RemoteRegion& region, uint32_t right, const char* verb) {
@@ -149,13 +149,15 @@ int64_t told_quickly(const Op& op) {
   return 0;
 }
 
-// Each thread keeps one operation, so that a transfer which ends before its call returns allocates nothing.
+// Each thread keeps one operation, so that a transfer which it lets go of before it begins the next allocates nothing.
 thread_local OpRef spare_op;
 
 OpRef take_spare_op() { return spare_op ? std::exchange(spare_op, nullptr) : std::make_shared<Op>(); }
 
 void keep_spare_op(OpRef op) {
-  if (op.use_count() == 1) spare_op = std::move(op);  // else somebody has yet to let go of it
+  const bool moves = op->verb == Verb::read || op->verb == Verb::write;
+  const bool plain = moves && !op->on_device() && !op->has_notify && !op->block_sums.wanted();
+  if (plain && op->done() && op.use_count() == 1) spare_op = std::move(op);  // else somebody has yet to let go of it
 }
 
 // Hands the operation to its peer when the stream has got there, or at its end: then it ends without having begun.
@@ -491,7 +493,7 @@ int64_t mr_move_bytes(mr_remote* remote, uint32_t verb, uint64_t local, uint64_t
     check_transfer(remote, op);
     remote->node->submit(remote->peer, op);
     if (op->done()) moved = told_quickly(*op);
-    if (moved == 0) return hand_out(op, out);
+    if (moved == 0) return hand_out(std::move(op), out);
     keep_spare_op(std::move(op));
   });
   return kind == MR_OK ? moved : -kind;
@@ -590,7 +592,7 @@ int mr_op_result(mr_op* op, mr_result* result) {
 }
 
 void mr_op_release(mr_op* op) {
-  if (op != nullptr) std::exchange(op->held, nullptr).reset();
+  if (op != nullptr) keep_spare_op(std::exchange(op->held, nullptr));
 }
 
 int mr_completions_create(mr_engine* engine, mr_completions** queue, mr_error* error) {

@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 from xml.etree import ElementTree
 
 import pytest
+from child import Child
 from knocks import without_knocks
 
 from monarch_rdma import config
@@ -54,6 +57,33 @@ def test_on_cards_of_memory(environment: dict[str, str], tmp_path: Path) -> None
     cases = list(ElementTree.parse(tmp_path / "report.xml").iter("testcase"))
     assert len(cases) >= 40
     assert not [case.attrib["name"] for case in cases if case.find("skipped") is not None]
+
+
+def test_the_end_of_a_killed_owner_is_told_though_cards_try_for_ever(
+    environment: dict[str, str], child_process: Callable[..., Child], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither the cards nor the heartbeat end what is on its way: the control stream does."""
+    for name in ("LD_LIBRARY_PATH", "FAKE_VERBS_FABRIC"):
+        monkeypatch.setenv(name, environment[name])
+    owner = child_process(lanes="verbs")
+    reader = child_process(lanes="verbs", verbs_retries=7, verbs_rnr_retries=7, verbs_timeout=0, heartbeat_timeout=600)
+    handle = owner.run("data = bytearray(1 << 20); result = RDMABuffer(data, engine=engine).to_bytes()")
+    reader.run("remote = RDMABuffer.from_bytes(handle, engine=engine); remote[:8].read_into(bytearray(8)).get(60)",
+               handle=handle)  # fmt: skip
+    owner.stop()
+    reader.run(
+        """
+        large, small = bytearray(1 << 20), bytearray(8)
+        futures = [remote.read_into(large), remote[:8].read_into(small), remote.write_from(bytes(1 << 20))]
+        result = [future.done() for future in futures]
+        """
+    )
+    owner.signal(signal.SIGKILL)
+    began = time.monotonic()
+    errors = reader.run("result = [(type(e).__name__, str(e)) for e in (f.exception(120) for f in futures)]")
+    assert [kind for kind, _ in errors] == ["PeerLost"] * 3
+    assert all("has ended" in text or "it ended" in text for _, text in errors), errors
+    assert time.monotonic() - began < 30
 
 
 PROGRAM = """

@@ -71,7 +71,7 @@ std::string mr_op::describe() const {
   return out;
 }
 
-bool mr_op::finish(Status status) {
+bool mr_op::finish(Status&& status) {
   std::unique_lock guard(lock_);
   if (done()) return false;
   if (!status.ok() && status.text.find(verb_name(verb)) != 0) status.text = describe() + ": " + status.text;

@@ -104,7 +104,8 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
   std::string describe() const;
 
   // Exactly once; later calls return false and change nothing.
-  bool finish(mr::Status status);
+  bool finish(mr::Status&& status);
+  bool finish(const mr::Status& status) { return finish(mr::Status(status)); }
   void set_helper(std::shared_ptr<mr::OpHelper> helper);  // kept until the operation is done
   // It is being stopped: a job of it that no thread has begun yet ends now, not when its turn comes.
   void wind_up();

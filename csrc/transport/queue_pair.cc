@@ -9,7 +9,7 @@ namespace mr {
 namespace {
 
 constexpr uint32_t kBatch = 32;
-constexpr size_t kPoll = 16;         // completions taken at a time
+constexpr int kPoll = 16;            // completions taken at a time
 constexpr double kDrainLimit = 0.1;  // seconds for what had completed to be taken before a queue pair is destroyed
 constexpr uint32_t kPsnMask = 0xffffff;
 constexpr uint32_t kHotAfter = 16;
@@ -251,7 +251,7 @@ bool QueuePair::Batch::has_room() const {
          pair_.outstanding() + pair_.num_batched_ < pair_.limits_.depth;
 }
 
-ibv_send_wr& QueuePair::Batch::append(Work work, ibv_wr_opcode opcode, std::span<const ibv_sge> sges) {
+ibv_send_wr& QueuePair::Batch::append(Work&& work, ibv_wr_opcode opcode, std::span<const ibv_sge> sges) {
   QueuePair& pair = pair_;
   const uint64_t sequence = pair.head_.load(std::memory_order_relaxed) + pair.num_batched_;
   ibv_send_wr& wr = pair.batch_[pair.num_batched_];
@@ -269,7 +269,7 @@ ibv_send_wr& QueuePair::Batch::append(Work work, ibv_wr_opcode opcode, std::span
   return wr;
 }
 
-void QueuePair::Batch::add(Work work, ibv_wr_opcode opcode, std::span<const ibv_sge> sges, uint64_t remote,
+void QueuePair::Batch::add(Work&& work, ibv_wr_opcode opcode, std::span<const ibv_sge> sges, uint64_t remote,
                            uint32_t rkey, bool inlined) {
   ibv_send_wr& wr = append(std::move(work), opcode, sges);
   wr.wr.rdma.remote_addr = remote;
@@ -277,7 +277,7 @@ void QueuePair::Batch::add(Work work, ibv_wr_opcode opcode, std::span<const ibv_
   if (inlined) wr.send_flags |= IBV_SEND_INLINE;
 }
 
-void QueuePair::Batch::add_atomic(Work work, ibv_wr_opcode opcode, const ibv_sge& result, uint64_t remote,
+void QueuePair::Batch::add_atomic(Work&& work, ibv_wr_opcode opcode, const ibv_sge& result, uint64_t remote,
                                   uint32_t rkey, uint64_t a, uint64_t b) {
   ibv_send_wr& wr = append(std::move(work), opcode, {&result, 1});
   wr.wr.atomic.remote_addr = remote;
@@ -316,7 +316,8 @@ void QueuePair::on_completion(const ibv_wc& wc) {
   // Of a failed completion only the id, the status, the vendor's error and the queue pair's number mean anything.
   const bool ours = wc.wr_id >= tail_.load(std::memory_order_relaxed) && wc.wr_id < head_.load();
   if (!ours) return;
-  returned_until_.store(std::max(returned_until_.load(std::memory_order_relaxed), wc.wr_id + 1));
+  const uint64_t returned = std::max(returned_until_.load(std::memory_order_relaxed), wc.wr_id + 1);
+  returned_until_.store(returned, std::memory_order_release);  // who shuts the pair polls under the same lock
   if (wc.status == IBV_WC_SUCCESS) {
     known_until_ = std::max(known_until_, wc.wr_id + 1);
     return;
@@ -328,19 +329,21 @@ void QueuePair::on_completion(const ibv_wc& wc) {
                                     ", vendor error " + std::to_string(wc.vendor_err) + ")")});
 }
 
+// A queue that gives less than was asked for is empty.
 void QueuePair::collect(Ended& ended) {
-  while (!ended.full()) {
+  for (bool may_be_more = true; !ended.full();) {
     const uint64_t next = tail_.load(std::memory_order_relaxed);
     if (next < known_until_) {
       ended.add(std::move(slots_[next % limits_.depth]));
       tail_.store(next + 1);
       continue;
     }
+    if (!may_be_more) return;
     ibv_wc completions[kPoll];
     const int count = cq_ ? verbs_.poll_cq(cq_->get(), kPoll, completions) : 0;
     if (count < 0)
       fail_once({IBV_WC_SUCCESS, 0, 0, fail(MR_PEER_LOST, "ibv_poll_cq failed at " + domain_->context()->name())});
-    if (count <= 0) return;
+    may_be_more = count == kPoll;
     for (int i = 0; i < count; ++i) on_completion(completions[i]);
   }
 }
@@ -452,7 +455,7 @@ void QueuePair::help(const mr_op& op, Time until) {
                        now + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(limits_.spin)));
     if (now >= limit) break;
   }
-  if (op.done()) helped_.fetch_add(1, std::memory_order_relaxed);
+  if (op.done() && helped_.load(std::memory_order_relaxed) < kHotAfter) helped_.fetch_add(1);
   helpers_.fetch_sub(1);
   // Who sleeps now is woken by the poller.
   if (!op.done()) expect_events();

@@ -99,14 +99,14 @@ class QueuePair : public OpHelper, public std::enable_shared_from_this<QueuePair
 
     bool has_room() const;  // for one more request
     // `opcode` from `sges` (at most max_sge; inlined where `inlined`) at the remote address.
-    void add(Work work, ibv_wr_opcode opcode, std::span<const ibv_sge> sges, uint64_t remote, uint32_t rkey,
+    void add(Work&& work, ibv_wr_opcode opcode, std::span<const ibv_sge> sges, uint64_t remote, uint32_t rkey,
              bool inlined = false);
-    void add_atomic(Work work, ibv_wr_opcode opcode, const ibv_sge& result, uint64_t remote, uint32_t rkey, uint64_t a,
+    void add_atomic(Work&& work, ibv_wr_opcode opcode, const ibv_sge& result, uint64_t remote, uint32_t rkey, uint64_t a,
                     uint64_t b);
     void post();  // also done by the destructor
 
    private:
-    ibv_send_wr& append(Work work, ibv_wr_opcode opcode, std::span<const ibv_sge> sges);
+    ibv_send_wr& append(Work&& work, ibv_wr_opcode opcode, std::span<const ibv_sge> sges);
 
     QueuePair& pair_;
     const bool begun_;

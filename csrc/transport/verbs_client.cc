@@ -165,7 +165,7 @@ void VerbsClient::end_overdue_soon() {
   });
 }
 
-void VerbsClient::end_small(Work& work, Status status) {
+void VerbsClient::end_small(Work& work, Status&& status) {
   Op& op = *work.op;
   if (work.staged != nullptr) {
     if (status.ok() && work.kind == kAtomicWork) std::memcpy(&op.value, work.staged, sizeof op.value);
@@ -468,6 +468,7 @@ void VerbsClient::on_keys(VerbsKeys keys) {
       if (!another_lane && transfer->failure.ok()) transfer->failure = keys.status;
     }
     keys_.erase(*entry);
+    if (another_lane) open_some(true);  // at another rail it may be possible
   }
   pump();
 }
@@ -508,7 +509,10 @@ void VerbsClient::register_local(const VerbsTransferRef& transfer, size_t rail) 
     self->loop_.post([self, transfer, rail, made = std::move(made), status] {
       transfer->local[rail] = {made ? VerbsTransfer::Local::here : VerbsTransfer::Local::failed, made, status};
       if (self->closed_) return;
-      if (!status.ok()) self->host_.count("verbs_registrations_failed", 1);
+      if (!status.ok()) {
+        self->host_.count("verbs_registrations_failed", 1);
+        self->open_some(true);  // at another rail it may be possible
+      }
       self->attempt(transfer);
     });
   };

@@ -175,7 +175,7 @@ class VerbsClient : public QueuePair::Sink,
   void settle(const VerbsTransferRef& transfer);
   void end(const VerbsTransferRef& transfer, Status status);
   void parts_done();
-  void end_small(Work& work, Status status);
+  void end_small(Work& work, Status&& status);
 
   // QueuePair::Sink, VerbsListener, OpHelper
   void on_done(QueuePair& pair, std::span<Work> done) override;

@@ -546,7 +546,7 @@ void VerbsClient::resolve_small(Connection& connection, Work& work, const QueueP
   if (op.verb != Verb::read) op.remote_state = was_refused ? MR_NOT_WRITTEN : MR_UNKNOWN;
   if (changes) ++connection.ghosts;
   if (was_refused) on_gone(op.remote->name.id);
-  if (closed_) return end_small(work, closed_why_);
+  if (closed_) return end_small(work, Status(closed_why_));
   if (op.stopping()) return end_small(work, stopped(op.stop_kind));
   if (op.deadline <= Clock::now()) return end_small(work, stopped(MR_TRANSFER_TIMEOUT));
   const bool revoked = work.local && work.local->is_revoked();

@@ -21,6 +21,9 @@ RegistrationRef owned_by(const MemoryWorker& worker, std::unique_ptr<Registratio
   });
 }
 
+// What a card's driver says of an address that it does not know.
+const char kPeerMemory[] = " (device memory by its address needs the GPU driver's peer memory module)";
+
 std::unique_ptr<MemoryRegion> region_on_device(const ProtectionDomainRef& domain, uint8_t* at, uint64_t length,
                                                int access) {
   std::string why = "this libibverbs has no ibv_reg_dmabuf_mr";
@@ -34,7 +37,7 @@ std::unique_ptr<MemoryRegion> region_on_device(const ProtectionDomainRef& domain
   try {
     return std::make_unique<MemoryRegion>(domain, at, length, access);
   } catch (const Error& error) {
-    throw Error(MR_REGISTRATION, why + "; " + error.status().text);
+    throw Error(Status{MR_REGISTRATION, error.status().sys_errno, why + "; " + error.status().text + kPeerMemory});
   }
 }
 
@@ -117,6 +120,7 @@ LocalMemory::LocalMemory(ProtectionDomainRef domain, const KeptRanges& kept, Mem
     : domain_(std::move(domain)), kept_(kept), worker_(std::move(worker)), budget_(budget), on_demand_(on_demand) {}
 
 RegistrationRef LocalMemory::find(uint64_t address, uint64_t length) const {
+  if (bytes() == 0) return nullptr;
   const auto entries = entries_.get();
   auto at = std::upper_bound(entries->begin(), entries->end(), address, begins_later);
   for (size_t seen = 0; at != entries->begin() && seen < kMaxNested; ++seen) {

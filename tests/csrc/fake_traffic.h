@@ -23,6 +23,8 @@ class Traffic {
  protected:
   friend struct Calls;
 
+  static constexpr uint8_t kForEver = 7;  // retries, to rxe: no answer is waited for until the pair is shut
+
   // Has another process serve it: `data` goes there with a write, and comes back otherwise.
   using Beyond = std::function<ibv_wc_status(const Packet& packet, std::vector<uint8_t>& data)>;
 
@@ -80,6 +82,8 @@ class Traffic {
       }
       ibv_wc_status status = fate.kind == Fate::fail_before ? fate.status : carry_out(pair, posted);
       if (fate.kind == Fate::fail_after) status = fate.status;
+      const bool for_ever = pair.attributes.retry_cnt == kForEver && fate.kind == Fate::carry_out;
+      if (status == IBV_WC_RETRY_EXC_ERR && for_ever) return;
       if (status != IBV_WC_SUCCESS) pair.state = IBV_QPS_ERR;
       complete(pair, posted, status, fate.vendor_error);
       pair.queue.pop_front();

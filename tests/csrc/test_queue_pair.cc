@@ -69,6 +69,7 @@ struct Wire {
     theirs = std::make_shared<QueuePair>(their_domain, std::make_shared<CompletionChannel>(there), 2,
                                          std::weak_ptr<QueuePair::Sink>{}, limits, path, kRemote);
     path.global = true;
+    path.retries = 6;  // not for ever
     path.gid = fabric.card("fake1").port.gids[0];
     ours->connect(path, theirs->ours());
     path.gid = fabric.card("fake0").port.gids[0];

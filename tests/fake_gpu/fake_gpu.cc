@@ -670,6 +670,10 @@ EXPORT int fake_gpu_copy(void* to, const void* from, size_t size) {
 EXPORT int fake_gpu_stream_create(void** out) { return stream_create(reinterpret_cast<Stream**>(out)); }
 EXPORT int fake_gpu_stream_destroy(void* stream) { return stream_destroy(static_cast<Stream*>(stream)); }
 EXPORT int fake_gpu_stream_synchronize(void* stream) { return stream_synchronize(static_cast<Stream*>(stream)); }
+// What the driver tells the kernel of a range, as a peer memory module asks it.
+EXPORT int fake_gpu_pages(const void* address, size_t size, int* fd, uint64_t* offset) {
+  return export_dmabuf(address, size, fd, offset);
+}
 // What is held: "opened" memory of other processes, "events", "handles", "registered" host memory, "streams".
 EXPORT int fake_gpu_held(const char* what) {
   World& w = world();

@@ -1,6 +1,8 @@
 // The fake fabric in the place of libibverbs.so.1, so that whole programs run on it: the processes that are started
 // with its folder first in LD_LIBRARY_PATH, and the same FAKE_VERBS_FABRIC, reach each other's memory through two
-// cards. Calls named in FAKE_VERBS_HOLD ("destroy_qp,dereg_mr") never return.
+// cards. Calls named in FAKE_VERBS_HOLD ("destroy_qp,dereg_mr") never return. With FAKE_VERBS_NO_DMABUF the kernel has
+// no dma-bufs; with FAKE_VERBS_PEER_MEMORY the driver of the fake GPU has a peer memory module.
+#include <dlfcn.h>
 #include <sys/uio.h>
 #include <unistd.h>
 
@@ -26,6 +28,25 @@ const mr::Verbs& verbs() {
     return FakeFabric::verbs();
   }();
   return table;
+}
+
+bool is_set(const char* name) { return std::getenv(name) != nullptr; }
+
+// By its address, which the GPU's driver translates.
+ibv_mr* reg_peer_memory(ibv_pd* domain, void* address, size_t length, int access) {
+  void* const driver = ::dlopen("libfake_gpu.so", RTLD_NOW | RTLD_NOLOAD);
+  if (driver == nullptr) return nullptr;
+  using Pages = int(const void*, size_t, int*, uint64_t*);
+  auto* const pages = reinterpret_cast<Pages*>(::dlsym(driver, "fake_gpu_pages"));
+  int fd = -1;
+  uint64_t offset = 0;
+  ibv_mr* made = nullptr;
+  if (pages != nullptr && pages(address, length, &fd, &offset) == 0) {
+    made = verbs().reg_dmabuf_mr(domain, offset, length, reinterpret_cast<uintptr_t>(address), fd, access);
+    ::close(fd);
+  }
+  ::dlclose(driver);
+  return made;
 }
 
 }  // namespace
@@ -70,12 +91,17 @@ EXPORT ibv_mr* ibv_reg_mr(ibv_pd* domain, void* address, size_t length, int acce
   char first;
   const iovec to{&first, 1}, from{address, 1};
   if (length > 0 && ::process_vm_readv(::getpid(), &to, 1, &from, 1, 0) != 1) {
-    errno = EFAULT;
-    return nullptr;
+    ibv_mr* const made = is_set("FAKE_VERBS_PEER_MEMORY") ? reg_peer_memory(domain, address, length, access) : nullptr;
+    if (made == nullptr) errno = EFAULT;
+    return made;
   }
   return verbs().reg_mr(domain, address, length, access);
 }
 EXPORT ibv_mr* ibv_reg_dmabuf_mr(ibv_pd* domain, uint64_t offset, size_t length, uint64_t iova, int fd, int access) {
+  if (is_set("FAKE_VERBS_NO_DMABUF")) {
+    errno = EOPNOTSUPP;
+    return nullptr;
+  }
   return verbs().reg_dmabuf_mr(domain, offset, length, iova, fd, access);
 }
 EXPORT int ibv_dereg_mr(ibv_mr* region) { return verbs().dereg_mr(region); }
