@@ -121,9 +121,7 @@ def test_the_other_export_is_tried_and_then_staging(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("without", ["the kernel", "the driver of the GPU"])
-def test_without_dma_bufs_the_memory_is_registered_by_its_address(
-    pair_with: Callable[..., Pair], without: str
-) -> None:
+def test_without_dma_bufs_the_memory_is_registered_by_its_address(pair_with: Callable[..., Pair], without: str) -> None:
     """By the peer memory module of the GPU's driver."""
     kernel = ["FAKE_VERBS_NO_DMABUF"] if without == "the kernel" else []
     owner, reader = pair_with("FAKE_VERBS_PEER_MEMORY", *kernel)

@@ -101,8 +101,8 @@ class QueuePair : public OpHelper, public std::enable_shared_from_this<QueuePair
     // `opcode` from `sges` (at most max_sge; inlined where `inlined`) at the remote address.
     void add(Work&& work, ibv_wr_opcode opcode, std::span<const ibv_sge> sges, uint64_t remote, uint32_t rkey,
              bool inlined = false);
-    void add_atomic(Work&& work, ibv_wr_opcode opcode, const ibv_sge& result, uint64_t remote, uint32_t rkey, uint64_t a,
-                    uint64_t b);
+    void add_atomic(Work&& work, ibv_wr_opcode opcode, const ibv_sge& result, uint64_t remote, uint32_t rkey,
+                    uint64_t a, uint64_t b);
     void post();  // also done by the destructor
 
    private:

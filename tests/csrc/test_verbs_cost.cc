@@ -79,8 +79,7 @@ const Verbs& uncounted() {
 }
 
 // One after the other, as a program does that waits for each.
-void submit_and_wait(VerbsSide& side, const std::shared_ptr<Peer>& peer,
-                                               const std::vector<OpRef>& ops) {
+void submit_and_wait(VerbsSide& side, const std::shared_ptr<Peer>& peer, const std::vector<OpRef>& ops) {
   for (const OpRef& op : ops) {
     side.node->submit(peer, op);
     op->wait(60);
