@@ -79,11 +79,9 @@ def test_the_end_of_a_killed_owner_is_told_though_cards_try_for_ever(
         """
     )
     owner.signal(signal.SIGKILL)
-    began = time.monotonic()
     errors = reader.run("result = [(type(e).__name__, str(e)) for e in (f.exception(120) for f in futures)]")
     assert [kind for kind, _ in errors] == ["PeerLost"] * 3
     assert all("has ended" in text or "it ended" in text for _, text in errors), errors
-    assert time.monotonic() - began < 30
 
 
 PROGRAM = """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 from collections import defaultdict
 from xml.etree import ElementTree
@@ -18,7 +19,8 @@ Cases = dict[str, list[ElementTree.Element]]
 
 def run_inside(machine: Machine, report: str, *arguments: str) -> Cases:
     """JUnit's elements by file and function."""
-    ended = machine.run(f"python -m pytest -q --junitxml=/results/{report} {shlex.join(arguments)}", LIMIT)
+    rounds = {"MONARCH_RDMA_TEST_ROUNDS": os.environ.get("MONARCH_RDMA_TEST_ROUNDS", "")}
+    ended = machine.run(f"python -m pytest -q --junitxml=/results/{report} {shlex.join(arguments)}", LIMIT, **rounds)
     file = machine.results / report
     assert file.exists(), ended.output
     found = defaultdict(list)
