@@ -4,8 +4,9 @@ python benchmarks/bench_collectives.py [--processes 2,4] [--largest 256] [--roun
 
 Both process groups live in the same processes. For each size and collective they take turns; the slowest rank counts,
 medians of rounds are compared. "mapped": with tensors in memory that the others can map. "of bound": bytes that must
-be read from tensors and written to them, over the bandwidth of memory, which all processes measure at the same time in
-the same run by reading and writing 256 MiB each in place.
+be read from tensors and written to them, over the bandwidth of memory: the better one of STREAM's copy and triad, which
+all processes run at the same time, in turns with the collective, over arrays as large as its tensors and at least
+four times the last cache.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -81,11 +83,33 @@ def seconds(step: Step, times: int) -> float:
     return float(taken)
 
 
-def bandwidth(rounds: int) -> float:
-    """Bytes a second of all processes together, reading and writing in place what no cache keeps a part of."""
-    tensor = torch.ones(256 * MIB // 4)
-    samples = [seconds(lambda: tensor.add_(1.0), 1) for _ in range(rounds + 1)]
-    return 2 * tensor.nbytes * dist.get_world_size() / statistics.median(samples[1:])
+def last_cache() -> int:
+    """Bytes."""
+    sizes = [path.read_text() for path in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size")]
+    return max((int(size.strip().rstrip("K")) * KIB for size in sizes), default=32 * MIB)
+
+
+class Stream:
+    """STREAM's kernels: what they read and write, without what a cache fetches to be overwritten."""
+
+    def __init__(self, size: int) -> None:
+        """`size`: bytes of a tensor of the collective that it is beside."""
+        count = max(size, 4 * last_cache()) // 4
+        a, b, c = (torch.ones(count) for _ in range(3))
+        self._kernels: list[tuple[Step, int]] = [
+            (lambda: a.copy_(b), 2 * a.nbytes),
+            (lambda: torch.add(b, c, alpha=3.0, out=a), 3 * a.nbytes),
+        ]
+        self._samples: list[list[float]] = [[] for _ in self._kernels]
+
+    def measure(self) -> None:
+        for samples, (kernel, touched) in zip(self._samples, self._kernels, strict=True):
+            samples.append(touched * dist.get_world_size() / seconds(kernel, 1))
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes a second of all processes together: the median of the better kernel."""
+        return max(map(statistics.median, self._samples))
 
 
 def latencies(step: Step, times: int) -> float:
@@ -126,9 +150,7 @@ def measure(rank: int, ranks: int, port: int, sizes: list[int], rounds: int) -> 
         f"({p50['gloo'] / p50['monarch_rdma']:.1f} x), its core alone {p50['core']:.1f} us"
     )
 
-    memory = bandwidth(rounds)
-    say(f"memory: {memory / 1e9:.1f} GB/s read and written in place by all together")
-    say(f"{'collective':24}{'size':>10}{'gloo ms':>12}{'ours ms':>12}{'times':>8}{'of bound':>10}")
+    say(f"{'collective':24}{'size':>10}{'gloo ms':>12}{'ours ms':>12}{'times':>8}{'GB/s':>8}{'of bound':>10}")
     rows = [(size, mapped) for size in sizes for mapped in (False, True) if size >= MIB or not mapped]
     for size, mapped in rows:
         collectives = Collectives(size, mapped=mapped)
@@ -136,15 +158,21 @@ def measure(rank: int, ranks: int, port: int, sizes: list[int], rounds: int) -> 
             title = f"{name}, mapped" if mapped else name
             samples: dict[str, list[float]] = {each: [] for each in groups}
             times = max(1, min(200, 4 * MIB // size))
+            stream = Stream(size) if size >= 16 * MIB else None
             for round_number in range(rounds + 1):
                 for each, group in groups.items():
                     taken = seconds(collectives.step(name, group), times)
                     if round_number:  # the first one warms up
                         samples[each].append(taken)
+                if stream is not None and round_number:
+                    stream.measure()
             theirs, mine = (statistics.median(samples[each]) for each in ("gloo", "monarch_rdma"))
             label = f"{size // MIB} MiB" if size >= MIB else f"{size // KIB} KiB"
-            bound = f"{touched / memory / mine:.2f}" if size >= 16 * MIB else ""
-            say(f"{title:24}{label:>10}{theirs * 1e3:>12.3f}{mine * 1e3:>12.3f}{theirs / mine:>8.1f}{bound:>10}")
+            row = f"{title:24}{label:>10}{theirs * 1e3:>12.3f}{mine * 1e3:>12.3f}{theirs / mine:>8.1f}"
+            if stream is not None:
+                memory = stream.bandwidth
+                row += f"{memory / 1e9:>8.1f}{touched / memory / mine:>10.2f}"
+            say(row)
     dist.destroy_process_group()
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import time
 from datetime import timedelta
 from typing import Any
@@ -176,6 +178,13 @@ def subgroups() -> None:
         assert tensor.item() == size - 1
     dist.all_reduce(tensor)
     assert tensor.item() == 2 * (size - 1) + sum(range(1, size - 1))
+    # All ranks split into two groups, which work at the same time.
+    parts = [[0], list(range(1, size))]
+    mine, _ = dist.new_subgroups_by_enumeration(parts)
+    part = next(part for part in parts if rank in part)
+    tensor = torch.tensor([float(rank)])
+    dist.all_reduce(tensor, group=mine)
+    assert dist.get_process_group_ranks(mine) == part and tensor.item() == sum(part)
 
 
 def model(seed: int) -> nn.Module:
@@ -183,18 +192,24 @@ def model(seed: int) -> nn.Module:
     return nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 4))
 
 
-def losses(net: nn.Module) -> list[float]:
+def losses(net: nn.Module, *, seed: int | None = None) -> list[float]:
+    """Of eight steps, on data of each rank's own, or of all ranks' where there is a seed."""
     optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
-    generator = torch.Generator().manual_seed(dist.get_rank())
-    out = []
-    for _ in range(8):
-        inputs = torch.randn(16, 8, generator=generator)
-        loss = (net(inputs) - inputs[:, :4].sin()).square().mean()
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        out.append(loss.item())
-    return out
+    generator = torch.Generator().manual_seed(dist.get_rank() if seed is None else seed)
+    return [train(net, optimizer, generator) for _ in range(8)]
+
+
+def train(net: nn.Module, optimizer: torch.optim.Optimizer, generator: torch.Generator) -> float:
+    inputs = torch.randn(16, 8, generator=generator)
+    loss = error_of(net(inputs), inputs[:, :4].sin())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+
+
+def error_of(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    return (output - target).square().mean()
 
 
 def ddp() -> list[float]:
@@ -202,15 +217,79 @@ def ddp() -> list[float]:
 
 
 def fsdp() -> list[float]:
+    return losses(sharded(model(1)))
+
+
+def sharded(net: nn.Module) -> nn.Module:
     from torch.distributed.fsdp import fully_shard
 
-    net = model(1)
     mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
     for layer in net:
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh)
-    fully_shard(net, mesh=mesh)
-    return losses(net)
+    return fully_shard(net, mesh=mesh)
+
+
+def tensor_parallel() -> list[float]:
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    torch.manual_seed(1)
+    net = nn.Sequential(nn.Linear(8, 36), nn.Tanh(), nn.Linear(36, 4))
+    mesh = dist.init_device_mesh("cpu", (dist.get_world_size(),))
+    return losses(parallelize_module(net, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()}), seed=5)
+
+
+def pipeline() -> list[float]:
+    """Each rank has a stage; four microbatches, one forward and one backward in turns."""
+    from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+
+    rank, size = dist.get_rank(), dist.get_world_size()
+    layers = list(model(1))
+    ends = [0, 2, 4, 5] if size == 3 else [0, 2, 5]
+    net = nn.Sequential(*layers[ends[rank] : ends[rank + 1]])
+    stage = PipelineStage(net, rank, size, torch.device("cpu"))
+    schedule = Schedule1F1B(stage, n_microbatches=4, loss_fn=error_of)
+    optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+    generator = torch.Generator().manual_seed(5)
+    out = torch.empty(8)
+    for step in range(8):
+        inputs = torch.randn(16, 8, generator=generator)
+        found: list[torch.Tensor] = []
+        given = (inputs,) if rank == 0 else ()
+        wanted = {"target": inputs[:, :4].sin(), "losses": found} if rank == size - 1 else {}
+        optimizer.zero_grad()
+        schedule.step(*given, **wanted)
+        optimizer.step()
+        if rank == size - 1:
+            out[step] = torch.stack(found).mean().detach()
+    dist.broadcast(out, size - 1)
+    return out.tolist()
+
+
+def checkpointed() -> list[float]:
+    """Saved by all ranks after some steps, loaded into another model, whose training goes on from there."""
+    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+    folder = [tempfile.mkdtemp() if dist.get_rank() == 0 else ""]
+    dist.broadcast_object_list(folder, src=0)
+    generator = torch.Generator().manual_seed(dist.get_rank())
+    out = []
+    for seed in (1, 2):
+        net = sharded(model(seed))
+        optimizer = torch.optim.AdamW(net.parameters(), lr=1e-2)
+        state = dict(zip(("model", "optimizer"), get_state_dict(net, optimizer), strict=True))
+        if seed == 2:
+            dcp.load(state, checkpoint_id=folder[0])
+            set_state_dict(net, optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
+        out += [train(net, optimizer, generator) for _ in range(4)]
+        state = dict(zip(("model", "optimizer"), get_state_dict(net, optimizer), strict=True))
+        if seed == 1:
+            dcp.save(state, checkpoint_id=folder[0])
+    dist.barrier()
+    if dist.get_rank() == 0:
+        shutil.rmtree(folder[0])
+    return out
 
 
 def dtensors() -> None:

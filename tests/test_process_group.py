@@ -47,19 +47,20 @@ def test_what_torch_calls(ranks: Ranks, name: str) -> None:
     ranks.run(name)
 
 
-@pytest.mark.parametrize("name", ["ddp", "fsdp"])
-def test_training_is_as_with_gloo(ranks: Ranks, name: str) -> None:
+def test_trainings_are_as_with_gloo(ranks: Ranks) -> None:
     """Of two ranks a sum has one order only, so every bit must be the same; of more, gloo's order is another one."""
-    ours = ranks.run(name)
+    trainings = ["ddp", "fsdp", "tensor_parallel", "pipeline", "checkpointed"]
+    ours = {name: ranks.run(name) for name in trainings}
     ranks.processes.run("end()")
     ranks.begin("gloo")
-    theirs = ranks.run(name)
+    theirs = {name: ranks.run(name) for name in trainings}
     ranks.processes.run("end()")
     ranks.begin("cpu:monarch_rdma")
-    exact = len(ours) == 2
-    for mine, other in zip(ours, theirs, strict=True):
-        assert mine == (other if exact else pytest.approx(other, rel=1e-5))
-        assert mine[-1] < mine[0]
+    exact = len(ranks.processes.children) == 2
+    for name in trainings:
+        for mine, other in zip(ours[name], theirs[name], strict=True):
+            assert mine == (other if exact else pytest.approx(other, rel=1e-5)), name
+            assert mine[-1] < mine[0], name
 
 
 def test_a_killed_rank_is_named_and_the_others_go_on(ranks: Ranks) -> None:
