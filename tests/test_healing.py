@@ -144,6 +144,25 @@ def test_parts_of_blocks_are_compared_as_well(owner: Engine, reader: Engine, dim
             fetch_state(offered.offer, progress=spoil, **options)
 
 
+def test_a_source_that_is_lost_before_all_is_compared(peers: list[Engine], reader: Engine) -> None:
+    whole = {"w": torch.randn(3000, 700)}
+    columns = {"['w']": Layout((3000, 700), Mesh({"tp": 2}), [Shard(1)])}
+    offered = [OfferedState(whole, replica=number, engine=peers[number]) for number in range(2)]
+    into = {"w": torch.zeros(3000, 350)}
+    seen: list[int] = []
+
+    def lose_one(done: int, total: int) -> None:
+        seen.append(done)
+        if done == total:
+            offered[0].close()
+
+    options: dict[str, Any] = {"into": into, "layouts": columns, "rank": 0, "ranks": 2, "engine": reader}
+    healed = fetch_state([each.offer for each in offered], progress=lose_one, **options)
+    assert torch.equal(into["w"], whole["w"][:, :350]) and healed.verified == nbytes(into)
+    assert healed.replaced == (0,) and nbytes(into) in seen
+    offered[1].close()
+
+
 def test_bytes_that_are_not_what_was_offered(owner: Engine, reader: Engine) -> None:
     state = state_of(1)
     with OfferedState(state, memory="in_place", engine=owner) as offered:

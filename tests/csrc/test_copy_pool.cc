@@ -4,6 +4,7 @@
 
 #include "check.h"
 #include "transport/copy_pool.h"
+#include "transport/summed_copy.h"
 
 using namespace mr;
 
@@ -85,6 +86,22 @@ TEST(the_pool_ends_a_job_at_its_first_failure) {
   CHECK_EQ(early->kind, MR_CANCELLED);
   CHECK_EQ(early->chunks, 0);
   CHECK_EQ(early->seen[0], 0);
+}
+
+TEST(copies_make_the_same_sums_on_any_number_of_threads) {
+  constexpr uint64_t kBytes = 5 * kMiB + 12345, kBlocks = 6;
+  std::vector<uint8_t> from(kBytes), to(kBytes);
+  for (uint64_t i = 0; i < kBytes; ++i) from[i] = static_cast<uint8_t>(i * i >> 7);
+  std::vector<uint64_t> first(1 + kBlocks), sums(1 + kBlocks);
+  copy_with_sums(nullptr, from.data(), kBytes, 1, BlockSums({0, kBytes, kMiB, first.data()}));
+  CHECK_EQ(first[0], kBytes);
+  for (uint32_t threads : {1u, 2u, 4u}) {
+    std::fill(to.begin(), to.end(), 0);
+    copy_with_sums(to.data(), from.data(), kBytes, threads, BlockSums({0, kBytes, kMiB, sums.data()}));
+    CHECK(to == from && sums == first);
+  }
+  copy_with_sums(to.data(), from.data(), 0, 2, BlockSums({0, 0, kMiB, sums.data()}));
+  CHECK_EQ(sums[0], 0u);
 }
 
 #ifndef __SANITIZE_THREAD__  // which forbids threads in a child of a process with threads
