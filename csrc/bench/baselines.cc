@@ -35,14 +35,14 @@ Contender timed(std::string name, Step step) {
 template <typename Step>
 Contender streaming(std::string name, uint64_t bytes, Step step) {
   auto run = [step, bytes](const Turn& turn, std::vector<double>& samples) {
-    double started = now(), passed = 0;
+    Deadline deadline(turn.seconds);
+    const double started = now();
     uint64_t done = 0;
     do {
       step();
       ++done;
-      passed = now() - started;
-    } while (passed < turn.seconds && done < turn.operations);
-    samples.push_back(static_cast<double>(done * bytes) / passed);
+    } while (!deadline.passed() && done < turn.operations);
+    samples.push_back(static_cast<double>(done * bytes) / (now() - started));
   };
   return {std::move(name), run, {}};
 }
@@ -85,6 +85,11 @@ void add_bandwidth_baselines(std::vector<Contender>& contenders, Lane lane, cons
       contenders.push_back(streaming("memcpy" + times, plan.size, [copy] { copy->copy(); }));
     }
   }
+}
+
+void add_mapped_view(std::vector<Contender>& contenders, Figure figure, MappedView& view, uint64_t size) {
+  const auto copy = [&view] { view.copy(); };
+  contenders.push_back(figure == Figure::kLatency ? timed("mapped view", copy) : streaming("mapped view", size, copy));
 }
 
 }  // namespace mr::bench

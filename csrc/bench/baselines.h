@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "mapped_view.h"
 #include "options.h"
 #include "protocol.h"
 #include "raw_peer.h"
@@ -16,5 +17,7 @@ void add_latency_baselines(std::vector<Contender>& contenders, Lane lane, const 
                            RawPeer* raw);
 void add_bandwidth_baselines(std::vector<Contender>& contenders, Lane lane, const TransferPlan& plan,
                              const Answer& where, const Options& options, RawPeer* raw);
+// What needs no call into the engine.
+void add_mapped_view(std::vector<Contender>& contenders, Figure figure, MappedView& view, uint64_t size);
 
 }  // namespace mr::bench

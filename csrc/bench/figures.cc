@@ -107,6 +107,7 @@ class TransferFigure {
                     first_.skipped);
     if (options.bidirectional && figure == Figure::kBandwidth)
       both_ = std::make_unique<BothWays>(session, lane, plan, options.verify);
+    if (options.mapped_view) view_ = std::make_unique<MappedView>(memory.front().remote(), plan.size);
     if (plan.strided.pieces) {
       TransferPlan one_by_one = plan;
       one_by_one.one_by_one = true;
@@ -125,8 +126,10 @@ class TransferFigure {
     } else if (options_.baseline && !both_) {
       add_bandwidth_baselines(contenders, lane_, plan_, raw_target_, options_, raw);
     }
+    if (view_) add_mapped_view(contenders, figure_, *view_, plan_.size);
     take_turns(contenders, options_.rounds, turn_of(options_));
     if (options_.verify && plan_.op == Op::kRead) verify_read(transfers_, plan_);
+    if (options_.verify && view_) verify_copy(view_->copied(), plan_);
     if (options_.verify && both_) both_->verify();
 
     Row row;
@@ -168,6 +171,7 @@ class TransferFigure {
   mr_result first_{};
   std::unique_ptr<BothWays> both_;
   std::unique_ptr<Transfers> singles_;
+  std::unique_ptr<MappedView> view_;
 };
 
 }  // namespace

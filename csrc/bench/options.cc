@@ -173,6 +173,9 @@ const std::vector<Flag>& flags() {
        [](Options& o, S v) { o.rounds = small("--rounds", v, 10000); }},
       {"--baseline", nullptr, "measure the raw mechanism in the same run and print the ratio",
        [](Options& o, S) { o.baseline = true; }},
+      {"--mapped-view", nullptr,
+       "also copy by memcpy out of the memory that the engine has mapped: no check of anything",
+       [](Options& o, S) { o.mapped_view = true; }},
       {"--verify", nullptr, "compare every byte that was moved", [](Options& o, S) { o.verify = true; }},
       {"--cpus", "CLIENT,SERVER", "keep both sides on these processors; the raw mechanism too [any]",
        [](Options& o, S v) { parse_cpus(o, v); }},
@@ -219,6 +222,9 @@ void check_together(Options& options) {
     throw UsageError("--lane local has one process: --memory, --idle and --op message need two");
   if (options.has(Lane::kLocal) && (options.peers != 1 || options.bidirectional || options.role != Role::kLocal))
     throw UsageError("--lane local goes with --local, one peer and one direction");
+  if (options.mapped_view && (options.lanes != std::vector{Lane::kMapped} || options.ops != std::vector{Op::kRead} ||
+                              options.strided.pieces || options.memory || options.idle > 0))
+    throw UsageError("--mapped-view goes with --lane shm-mapped, --op read and --sizes");
   if (options.strided.pieces && (options.has(Op::kFetchAdd) || options.has(Op::kMessage)))
     throw UsageError("--strided goes with --op read and write");
   if (options.bidirectional && options.has(Op::kMessage))
@@ -227,7 +233,8 @@ void check_together(Options& options) {
     throw UsageError("--memory goes with --op read and write");
   if (options.sizes.empty()) options.sizes = {8, 4096, 1 << 20, 64 << 20};
   uint64_t peers = std::max<uint64_t>(options.peers, options.connect.size());
-  uint64_t buffers = peers * (options.depth + 1) + (options.baseline ? 7 : 0);  // of one figure at a time
+  // Of one figure at a time.
+  uint64_t buffers = peers * (options.depth + 1) + (options.baseline ? 7 : 0) + (options.mapped_view ? 1 : 0);
   for (uint64_t size : options.sizes)
     if (!options.memory && size > available_memory() / 4 * 3 / buffers)
       throw UsageError("--sizes " + size_text(size) + " needs " + std::to_string(buffers) +

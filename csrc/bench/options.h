@@ -47,6 +47,7 @@ struct Options {
   bool bidirectional = false;
   bool verify = false;
   bool baseline = false;
+  bool mapped_view = false;
   bool bulk_tls = false;
   bool control_tcp = false;
   bool memory = false;

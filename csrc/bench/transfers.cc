@@ -88,32 +88,38 @@ void Transfers::keep(mr_engine* engine) {
   keeper_ = engine;
 }
 
-// Slot s works on region s % regions; its local memory is its own.
-mr_op* Transfers::start(uint64_t index, uint64_t piece) {
+// Slot s works on region s % regions; its local memory is its own. Null where it has ended well already, which only one
+// that need not explain itself does.
+mr_op* Transfers::start(uint64_t index, uint64_t piece, bool explains) {
   mr_remote* remote = regions_[index % regions_.size()];
   uint8_t* local = slot(index);
   slots_used_ = std::max(slots_used_, index + 1);
   uint32_t verb = plan_.op == Op::kWrite ? MR_WRITE : MR_READ;
   mr_op* op = nullptr;
-  mr_error error{};
   int kind;
   if (plan_.op == Op::kFetchAdd) {
-    kind = mr_fetch_add(remote, 0, 1, kOperationTimeout, &op, &error);
+    kind = mr_fetch_add(remote, 0, 1, kOperationTimeout, &op, &error_);
   } else if (plan_.one_by_one) {
     uint64_t run = plan_.strided.run;
     kind = mr_transfer_bytes(remote, verb, local + piece * run, 2 * piece * run, run, kOperationTimeout, plan_.flags,
-                             &op, &error);
+                             &op, &error_);
   } else if (plan_.strided.pieces) {
     mr_view here = local_view(plan_), there = remote_view(plan_);
-    kind = mr_transfer(remote, verb, local, &here, &there, kOperationTimeout, plan_.flags, 0, 0, &op, &error);
+    kind = mr_transfer(remote, verb, local, &here, &there, kOperationTimeout, plan_.flags, 0, 0, &op, &error_);
+  } else if (explains) {
+    kind = mr_transfer_bytes(remote, verb, local, 0, plan_.size, kOperationTimeout, plan_.flags, &op, &error_);
   } else {
-    kind = mr_transfer_bytes(remote, verb, local, 0, plan_.size, kOperationTimeout, plan_.flags, &op, &error);
+    const int64_t moved = mr_move_bytes(remote, verb, reinterpret_cast<uintptr_t>(local), 0, plan_.size,
+                                        kOperationTimeout, plan_.flags, &op, &error_);
+    kind = static_cast<int>(-std::min<int64_t>(moved, 0));
   }
-  check(kind, error, name_of(plan_.op));
+  check(kind, error_, name_of(plan_.op));
   return op;
 }
 
 void Transfers::wait(mr_op* op) {
+  ++operations_;
+  if (op == nullptr) return;
   if (!mr_op_wait(op, -1) || mr_op_result(op, nullptr) != MR_OK) {  // the operation has its own deadline
     mr_result result{};
     mr_op_result(op, &result);
@@ -121,11 +127,10 @@ void Transfers::wait(mr_op* op) {
     throw Failure(std::string(name_of(plan_.op)) + ": " + result.message);
   }
   mr_op_release(op);
-  ++operations_;
 }
 
 mr_result Transfers::probe() {
-  mr_result result = finish(start(0, 0), name_of(plan_.op));
+  mr_result result = finish(start(0, 0, true), name_of(plan_.op));
   ++operations_;
   return result;
 }

@@ -61,7 +61,7 @@ class Transfers {
   static uint64_t slot_bytes(const TransferPlan& plan) { return (plan.size + 7) & ~uint64_t{7}; }
 
  private:
-  mr_op* start(uint64_t index, uint64_t piece);
+  mr_op* start(uint64_t index, uint64_t piece, bool explains = false);
   void wait(mr_op* op);
   uint64_t steps() const { return plan_.one_by_one ? plan_.strided.pieces : 1; }
 
@@ -70,6 +70,7 @@ class Transfers {
   Buffer local_;
   uint64_t operations_ = 0, slots_used_ = 0;
   std::vector<mr_op*> flying_;
+  mr_error error_{};  // once: as large as it is, clearing it takes as long as a small copy
   mr_engine* keeper_ = nullptr;
 };
 

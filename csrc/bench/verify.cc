@@ -18,12 +18,15 @@ void verify_written(const uint8_t* region, uint64_t size, const TransferPlan& pl
 }
 
 void verify_read(const Transfers& transfers, const TransferPlan& plan) {
+  for (uint64_t slot = 0; slot < transfers.slots_used(); ++slot) verify_copy(transfers.slot(slot), plan);
+}
+
+void verify_copy(const uint8_t* local, const TransferPlan& plan) {
   mr_view view = remote_view(plan);
-  for (uint64_t slot = 0; slot < transfers.slots_used(); ++slot)
-    for (uint64_t i = 0; i < std::max<uint64_t>(plan.strided.pieces, 1); ++i) {
-      auto wrong = find_mismatch(transfers.slot(slot) + i * view.run, i * view.stride[0], view.run, kReadSeed);
-      if (wrong) throw Failure("the read delivered a wrong byte at offset " + std::to_string(i * view.run + *wrong));
-    }
+  for (uint64_t i = 0; i < std::max<uint64_t>(plan.strided.pieces, 1); ++i) {
+    auto wrong = find_mismatch(local + i * view.run, i * view.stride[0], view.run, kReadSeed);
+    if (wrong) throw Failure("the read delivered a wrong byte at offset " + std::to_string(i * view.run + *wrong));
+  }
 }
 
 void verify_write(Session& session, size_t owner, const RemoteMemory& memory, const TransferPlan& plan) {

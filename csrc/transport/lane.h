@@ -118,6 +118,12 @@ class Link {
   // Any thread. Carries out a small operation at once and reports to on_done, before it returns or soon after, from any
   // thread; false if it is not small or not possible right now, and then nothing has happened.
   virtual bool try_inline(const OpRef& op) = 0;
+  // Any thread. Reads bytes [offset, offset + length) of a region in the host's memory before it returns, where that
+  // takes no longer than to start an operation, and tells the lane's name as mr_result does. Null: an operation has to
+  // do it, which also finds out what was wrong; `local` may have changed.
+  virtual const char* read_now(const RemoteRegion&, uint8_t* /*local*/, uint64_t /*offset*/, uint64_t /*length*/) {
+    return nullptr;
+  }
   // On the loop. Starts a read or write; it ends in one LinkHost::on_done, from any thread, perhaps inside this call.
   virtual void start_on_loop(const OpRef& op) = 0;
   // On the loop. op->stop_kind is set: ends it soon. After on_done its local memory is not touched.

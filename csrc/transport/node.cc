@@ -218,6 +218,15 @@ void Node::submit(const std::shared_ptr<Peer>& peer, const OpRef& op) {
   peer->submit(op);
 }
 
+const char* Node::read_now(Peer& peer, const RemoteRegion& remote, uint8_t* local, uint64_t offset, uint64_t length,
+                           uint32_t flags) {
+  if (!is_ours()) check_usable();
+  begin_op();
+  const char* const lane = peer.read_now(remote, local, offset, length, flags);
+  op_ended();
+  return lane;
+}
+
 // ---- Regions ----
 
 OpRef Node::drop(const RegionRef& region) {

@@ -31,6 +31,9 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
 
   std::shared_ptr<Peer> peer_of(const Address& address);
   void submit(const std::shared_ptr<Peer>& peer, const OpRef& op) override;
+  // See Peer::read_now.
+  const char* read_now(Peer& peer, const RemoteRegion& remote, uint8_t* local, uint64_t offset, uint64_t length,
+                       uint32_t flags);
   // Drops a region of ours; the operation is done when nobody is in it any more.
   OpRef drop(const RegionRef& region);
   void shared_free(void* address);

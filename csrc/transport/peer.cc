@@ -93,14 +93,25 @@ void Peer::set_links_on_loop(Links links) { links_.set(std::make_shared<const Li
 
 constexpr uint32_t kLaneFlags = ~0xffu;  // see mr_flags
 
+// The best of all that can carry it, where the flags allow that one; else null.
+Link* Peer::best_of(const Links& links, const Op& op, uint32_t flags) {
+  const auto best = std::find_if(links.begin(), links.end(), [&](const Lane& lane) { return lane.link->carries(op); });
+  const uint32_t wanted = flags & kLaneFlags;
+  return best != links.end() && (wanted == 0 || (wanted & best->flag) != 0) ? best->link.get() : nullptr;
+}
+
+const char* Peer::read_now(const RemoteRegion& remote, uint8_t* local, uint64_t offset, uint64_t length,
+                           uint32_t flags) {
+  static const Op of_host_memory;
+  const auto now = links();
+  Link* const best = best_of(*now, of_host_memory, flags);
+  return best == nullptr ? nullptr : best->read_now(remote, local, offset, length);
+}
+
 void Peer::submit(const OpRef& op) {
   if ((moves_bytes(op->verb) && !op->has_notify) || is_atomic(op->verb)) {
     const auto now = links();
-    const auto best = std::find_if(now->begin(), now->end(), [&](const Lane& lane) { return lane.link->carries(*op); });
-    if (best != now->end()) {
-      const uint32_t wanted = op->flags & kLaneFlags;
-      if ((wanted == 0 || (wanted & best->flag) != 0) && best->link->try_inline(op)) return;
-    }
+    if (Link* const best = best_of(*now, *op, op->flags); best != nullptr && best->try_inline(op)) return;
   }
   loop().run([self = shared_from_this(), op] { self->admit_on_loop(op); });
 }

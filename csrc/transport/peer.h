@@ -64,6 +64,8 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   // Any thread. The operation ends in one Op::finish.
   void submit(const OpRef& op);
   void stop(const OpRef& op, int kind);
+  // Any thread. See Link::read_now, of the lane that the flags allow; null also where that is not the best one.
+  const char* read_now(const RemoteRegion& remote, uint8_t* local, uint64_t offset, uint64_t length, uint32_t flags);
 
   void adopt_on_loop(std::shared_ptr<ControlStream> stream);  // accepted; it is up
   void become_self_on_loop();                                 // this process itself
@@ -110,6 +112,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   using Links = std::vector<Lane>;  // best first
 
   // The life of an operation.
+  static Link* best_of(const Links& links, const Op& op, uint32_t flags);
   void admit_on_loop(const OpRef& op);
   void dispatch_on_loop(const OpRef& op);
   void next_link_on_loop(const OpRef& op);

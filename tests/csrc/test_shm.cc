@@ -485,6 +485,73 @@ TEST(a_killed_owner) {
   }
 }
 
+// ---- Reads that need no operation ----
+
+TEST(a_read_at_once_or_not_at_all) {
+  for (auto [shared, lane] : kModes) {
+    Pair pair;
+    constexpr uint64_t kSize = 2 * kMiB;
+    Memory memory(pair.owner, kSize, shared);
+    paint(memory.base, kSize, 6);
+    const RemoteRegion remote = pair.region(memory.base, kSize);
+    Bytes local(kSize, 0xEE);
+    Link& link = pair.reader.link();
+    if (shared) CHECK(link.read_now(remote, local.data(), 0, 8) == nullptr);  // not mapped yet
+    CHECK_EQ(pair.reader.run(pair.reader.read(remote, 0, local.data(), 8)), MR_OK);
+    for (uint64_t size : {uint64_t{1}, uint64_t{8}, uint64_t{4097}, kMiB}) {
+      std::memset(local.data(), 0xEE, kSize);
+      const char* const taken = link.read_now(remote, local.data() + 5, 4093, size);
+      CHECK(taken != nullptr && std::string(taken) == lane);
+      CHECK(painted(local.data() + 5, size, 6, 4093));
+      CHECK(local[4] == 0xEE && local[5 + size] == 0xEE);
+      CHECK(!pair.owner.link().touches(remote.name.id));
+    }
+    std::memset(local.data(), 0xEE, kSize);
+    RemoteRegion guessed = remote, beyond = remote;
+    guessed.name.key.word[1] ^= 1;
+    beyond.size += 1;
+    const RemoteRegion write_only = pair.region(memory.base, kSize, MR_WRITE);
+    for (auto& [handle, offset, length] :
+         std::initializer_list<std::tuple<RemoteRegion, uint64_t, uint64_t>>{{guessed, 0, 8},
+                                                                             {beyond, kSize, 1},
+                                                                             {write_only, 0, 8},
+                                                                             {remote, kSize - 7, 8},
+                                                                             {remote, UINT64_MAX, 8},
+                                                                             {remote, 8, UINT64_MAX},
+                                                                             {remote, 0, kMiB + 1}})
+      CHECK(link.read_now(handle, local.data(), offset, length) == nullptr);
+    CHECK_EQ(local[0], 0xEE);
+    CHECK(pair.owner.drop(remote.name.id));
+    CHECK(link.read_now(remote, local.data(), 0, 8) == nullptr);
+    CHECK_EQ(local[0], 0xEE);
+  }
+}
+
+TEST(a_drop_waits_for_reads_at_once_and_the_end_of_the_link_ends_them) {
+  for (auto [shared, lane] : kModes) {
+    Pair pair;
+    constexpr uint64_t kSize = 256 << 10;
+    Memory memory(pair.owner, kSize, shared);
+    paint(memory.base, kSize, 1);
+    const RemoteRegion remote = pair.region(memory.base, kSize), other = pair.region(memory.base, kSize);
+    Bytes local(kSize);
+    CHECK_EQ(pair.reader.run(pair.reader.read(remote, 0, local.data(), kSize)), MR_OK);
+    std::atomic<int> good{0}, wrong{0};
+    std::thread reading([&] {
+      while (pair.reader.link().read_now(remote, local.data(), 0, kSize) != nullptr)
+        (painted(local.data(), kSize, 1) ? good : wrong) += 1;
+    });
+    while (good + wrong == 0) std::this_thread::yield();
+    CHECK(pair.owner.drop(remote.name.id));
+    paint(memory.base, kSize, 2);  // nobody is in it any more
+    reading.join();
+    CHECK_EQ(wrong.load(), 0);
+    CHECK(pair.reader.link().read_now(other, local.data(), 0, 8) != nullptr);
+    pair.reader.close(fail(MR_PEER_LOST, "the test says so"));
+    CHECK(pair.reader.link().read_now(other, local.data(), 0, 8) == nullptr);
+  }
+}
+
 // ---- Many at once ----
 
 TEST(a_copy_notices_the_owners_death_without_the_loop) {
