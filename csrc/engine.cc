@@ -493,8 +493,8 @@ int64_t mr_move_bytes(mr_remote* remote, uint32_t verb, uint64_t local, uint64_t
     const Verb checked = transfer_verb(verb);
     const Time now = Clock::now();
     if (checked == Verb::read && is_plain(*remote->region, local, flags))
-      if (const char* const lane = remote->node->read_now(*remote->peer, *remote->region,
-                                                          reinterpret_cast<uint8_t*>(local), remote_offset, length, flags))
+      if (const char* const lane = remote->node->read_now(
+              *remote->peer, *remote->region, reinterpret_cast<uint8_t*>(local), remote_offset, length, flags))
         return void(moved = told_quickly(lane, Clock::now() - now));
     OpRef op = take_spare_op();
     op->rearm(now, deadline_of(now, timeout));

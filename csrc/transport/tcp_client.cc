@@ -4,6 +4,8 @@
 #include <bit>
 #include <cassert>
 
+#include "address.h"
+
 namespace mr::tcp {
 namespace {
 
@@ -11,6 +13,9 @@ constexpr uint64_t kLargeBytes = 8u << 20;  // operations from here on are worth
 constexpr uint32_t kMaxRepeats = 3;         // of one part
 constexpr double kFastBytes = 1.25e9;       // a second: what is to be on its way at a time, in one round trip
 constexpr double kWindowBytes = 2 << 20;  // of it on one socket: half of the send buffer that kernels allow themselves
+
+bool is_same_host(LinkHost& host) { return !host.info().boot_id.empty() && host.info().boot_id == boot_id(); }
+bool is_loopback(const HostPort& at) { return at.host == "::1" || at.host.starts_with("127."); }
 
 bool is_large(const Transfer& transfer) { return transfer.op->bytes() >= kLargeBytes; }
 
@@ -33,6 +38,7 @@ Part Transfer::take_part() {
 Client::Client(LinkHost& host, std::shared_ptr<Staging> staging)
     : host_(host),
       staging_(std::move(staging)),
+      same_host_(is_same_host(host)),
       slots_(std::max(host.options().raw.tcp_sockets, host.options().raw.tcp_sockets_far)),
       num_worth_(host.options().raw.tcp_sockets),
       addresses_(data_addresses(host)) {}
@@ -186,8 +192,15 @@ void Client::part_ended(const ClientSocket::Posted& posted, Status status, bool 
 
 // ---- Sockets come and go ----
 
+// Over loopback the bytes only change hands between two threads, one at each end. What several sockets hold for them is
+// more than stays in the caches: one takes all that is large.
+uint32_t Client::num_worth() const {
+  const bool loopback = same_host_ && !addresses_.empty() && is_loopback(addresses_.front());
+  return loopback ? std::min(num_worth_, 2u) : num_worth_;
+}
+
 void Client::open_sockets(bool large) {
-  for (uint32_t i = 0; i < (large ? num_worth_ : 1); ++i)
+  for (uint32_t i = 0; i < (large ? num_worth() : 1); ++i)
     if (!slots_[i].socket && !slots_[i].dial) dial(i);
 }
 

@@ -128,6 +128,7 @@ class Client : public std::enable_shared_from_this<Client> {
   };
 
   // Sockets.
+  uint32_t num_worth() const;
   void open_sockets(bool large);
   void dial(uint32_t slot);
   void dialed(uint32_t slot, std::optional<Dial::Opened> opened, Status why);
@@ -149,8 +150,9 @@ class Client : public std::enable_shared_from_this<Client> {
 
   LinkHost& host_;
   const std::shared_ptr<Staging> staging_;
+  const bool same_host_;
   std::vector<Slot> slots_;
-  uint32_t num_worth_;               // of the slots, to large operations
+  uint32_t num_worth_;               // of the slots, to large operations between hosts
   std::vector<HostPort> addresses_;  // the one that worked first
   uint64_t next_number_ = 1;
   std::deque<TransferRef> small_, large_;  // with parts to post

@@ -130,6 +130,22 @@ TEST(large_operations_use_more_sockets_small_ones_the_first) {
   CHECK_EQ(pair.user.counter("tcp_sockets_opened"), 3u);
 }
 
+TEST(over_loopback_one_socket_takes_all_that_is_large) {
+  TcpPair pair(with_sockets(3));
+  pair.user.look_only_at(pair.proxy.at(), boot_id());
+  pair.begin();
+  Bytes owned = noise(64 * kMiB), here(64 * kMiB);
+  const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
+  for (int round = 0; round < 2; ++round) {
+    std::fill(here.begin(), here.end(), 0);
+    CHECK_EQ(TcpSide::wait(pair.user.read(region, 0, here.data(), here.size())), MR_OK);
+    CHECK(here == owned);
+    CHECK_EQ(TcpSide::wait(pair.user.write(region, 0, here.data(), here.size())), MR_OK);
+    CHECK(here == owned);
+  }
+  CHECK(pair.user.counter("tcp_sockets_opened") <= 2);
+}
+
 TEST(strided_on_both_ends) {
   TcpPair pair;
   pair.begin();
