@@ -1,0 +1,72 @@
+"""transport_bench: every kind of figure, with every byte that was moved compared; and what it refuses."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from typing import Any
+
+import pytest
+
+from monarch_rdma import bench
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([bench.binary(), *arguments], capture_output=True, text=True, timeout=120, check=False)
+
+
+def figures(*arguments: str) -> list[dict[str, Any]]:
+    few = ("--iters", "8", "--rounds", "2")
+    done = run("--local", "--json", *few, *arguments)
+    assert done.returncode == 0, done.stderr
+    rows: list[dict[str, Any]] = json.loads(done.stdout)["figures"]
+    return rows
+
+
+def test_every_lane_and_operation_with_latency_and_bandwidth() -> None:
+    rows = figures("--lane", "shm-mapped,shm-process_vm,tcp,local", "--op", "read,write", "--sizes", "8,1M", "--verify")
+    kinds = {(row["lane"], row["op"], row["bytes"], row["figure"]) for row in rows}
+    assert len(kinds) == len(rows) == 4 * 2 * 2 * 2
+    for row in rows:
+        if row["figure"] == "latency":
+            assert 0 < row["p50"] <= row["p99"] <= row["p999"]
+        else:
+            assert row["bytes_per_second"] > 0
+
+
+def test_several_peers_in_both_directions_and_many_in_flight() -> None:
+    crowd = ("--peers", "3", "--depth", "4", "--bidirectional", "--measure", "bandwidth", "--verify")
+    rows = figures("--lane", "shm-mapped,tcp", "--op", "write", "--sizes", "64K", *crowd)
+    assert [(row["peers"], row["depth"], row["bidirectional"]) for row in rows] == [(3, 4, True)] * 2
+
+
+def test_strided_atomic_and_messages() -> None:
+    (strided, _) = figures("--lane", "tcp", "--strided", "16x1K", "--verify")
+    assert strided["bytes"] == 16 << 10
+    assert "16 single" in strided["against"][0]["name"]
+    rows = figures("--lane", "tcp", "--op", "fetch_add,message", "--sizes", "8", "--measure", "latency", "--verify")
+    assert {row["op"] for row in rows} == {"fetch_add", "message"}
+
+
+def test_the_mapped_view_stands_beside_the_checked_read() -> None:
+    rows = figures("--lane", "shm-mapped", "--mapped-view", "--sizes", "8,1M", "--verify")
+    assert [row["bytes"] for row in rows] == [8, 8, 1 << 20, 1 << 20]
+    for row in rows:
+        (view,) = row["against"]
+        assert view["name"] == "mapped view"
+        assert view.get("seconds", 0) > 0 or view["bytes_per_second"] > 0
+
+
+@pytest.mark.parametrize(
+    ("arguments", "why"),
+    [
+        (["--local", "--mapped-view"], "--mapped-view goes with --lane shm-mapped, --op read and --sizes"),
+        (["--local", "--mapped-view", "--lane", "shm-mapped", "--op", "write"], "--mapped-view goes with"),
+        (["--local", "--sizes", "8X"], "'8X'"),
+        ([], "give one of --local, --listen and --connect"),
+    ],
+)
+def test_arguments_that_do_not_go_together_are_named(arguments: list[str], why: str) -> None:
+    done = run(*arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert why in done.stderr
