@@ -85,9 +85,9 @@ def memory(table: Table, size: int) -> None:
 
 
 def ucx(table: Table, rounds: int, largest: int) -> None:
-    """UCX's get over mapped shared memory, which is a memcpy and checks nothing, program beside program: our copy out of
-    the mapped view, which is the same; and our read, which checks that the owner lives, has not dropped the region and
-    grants reading, and makes a drop wait.
+    """UCX's get over mapped shared memory, which is a memcpy and checks nothing, program beside program: our copy out
+    of the mapped view, which is the same; and our read, which checks that the owner lives, has not dropped the region
+    and grants reading, and makes a drop wait.
     """
     if shutil.which("ucx_perftest") is None:
         table.note("ucx_perftest: left out, not installed here (apt-get install ucx-utils)")
@@ -118,8 +118,8 @@ def _view(size: int) -> float:
 
 
 def _mapped(size: int, *arguments: str) -> dict[str, Any]:
-    command = ["--lane", "shm-mapped", "--op", "read", "--sizes", str(size), "--measure", "bandwidth", "--seconds", "0.5"]
-    return measure(*command, *arguments)[0]
+    what = ["--lane", "shm-mapped", "--op", "read", "--sizes", str(size)]
+    return measure(*what, "--measure", "bandwidth", "--seconds", "0.5", *arguments)[0]
 
 
 def _ucx_get(size: int) -> float:
