@@ -460,13 +460,15 @@ void VerbsClient::on_keys(VerbsKeys keys) {
   } else {
     // What the owner can't register another lane may reach; all else is about the operation.
     const bool another_lane = keys.status.kind == MR_REGISTRATION || keys.status.kind == MR_RESOURCE_EXHAUSTED;
-    for (const auto& transfer : waiting) {
-      for (size_t r = 0; r < rails_.size() && another_lane; ++r)
-        if (rails_[r].reaches && rails_[r].path.theirs == entry->rail)
-          transfer->local[r] = {VerbsTransfer::Local::failed, nullptr,
-                                fail(keys.status.kind, "the owner's " + keys.status.text)};
-      if (!another_lane && transfer->failure.ok()) transfer->failure = keys.status;
+    const Status theirs = fail(keys.status.kind, "the owner's " + keys.status.text);
+    for (size_t r = 0; r < rails_.size() && another_lane; ++r) {
+      if (!rails_[r].reaches || rails_[r].path.theirs != entry->rail) continue;
+      for (const auto& transfer : waiting) transfer->local[r] = {VerbsTransfer::Local::failed, nullptr, theirs};
+      // Nothing that we could post would tell: its queue pairs are gone with it, and come back with new ones of ours.
+      if (is_of_dead_card(keys.status) && is_up(r)) lose_rail(r, theirs);
     }
+    for (const auto& transfer : waiting)
+      if (!another_lane && transfer->failure.ok()) transfer->failure = keys.status;
     keys_.erase(*entry);
     if (another_lane) open_some(true);  // at another rail it may be possible
   }

@@ -108,7 +108,7 @@ VerbsCardRef VerbsDomain::need_card(size_t rail) {
 }
 
 void VerbsDomain::on_failure(const VerbsCardRef& card, const Status& failure) {
-  if (card && (failure.sys_errno == EIO || failure.sys_errno == ENODEV)) lose_card(card);
+  if (card && is_of_dead_card(failure)) lose_card(card);
 }
 
 void VerbsDomain::lose_card(const VerbsCardRef& card) {

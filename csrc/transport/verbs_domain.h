@@ -3,6 +3,7 @@
 #pragma once
 
 #include <atomic>
+#include <cerrno>
 #include <functional>
 #include <map>
 #include <memory>
@@ -38,6 +39,9 @@ class VerbsCard {
   std::atomic<uint32_t> responders{0};  // of max_res_rd_atom, granted to peers
 };
 using VerbsCardRef = std::shared_ptr<VerbsCard>;
+
+// Ours, or the peer's that tells it.
+inline bool is_of_dead_card(const Status& failure) { return failure.sys_errno == EIO || failure.sys_errno == ENODEV; }
 
 // Where a card is, or will be again.
 struct CardPlace {

@@ -165,7 +165,7 @@ void VerbsServer::on_want(const VerbsWant& want) {
         });
       });
     const VerbsCardRef card = domain_->rails()[want.rail].card();
-    if (!card) throw Error(MR_REGISTRATION, "its card has failed");
+    if (!card) throw Error(Status{MR_REGISTRATION, ENODEV, "its card has failed"});
     const bool begun = card->memory_worker.enlist([self = shared_from_this(), want, region, card](bool last) {
       VerbsKeys keys;
       try {
@@ -193,7 +193,7 @@ VerbsKeys VerbsServer::make_keys(const VerbsCard& card, const RegionRef& region)
   const RegistrationRef registration = grant->get(card.domain);
   if (card.lost) {  // meanwhile
     grant->lose(*card.domain);
-    throw Error(MR_REGISTRATION, "the card " + card.name() + " has failed");
+    throw Error(Status{MR_REGISTRATION, ENODEV, "the card " + card.name() + " has failed"});
   }
   VerbsKeys keys;
   keys.base = registration->base();

@@ -245,6 +245,28 @@ TEST(a_card_that_dies_is_let_go_of_and_used_again_when_it_is_back) {
     }
 }
 
+TEST(an_owners_card_that_dies_unseen_is_used_again_when_it_is_back) {
+  Connected pair(nullptr, "verbs,tcp", true);
+  // A region that the card has yet to register: its owner notices then, and nothing of ours is posted there any more.
+  Bytes more = painted_bytes(4 * kMiB, 2);
+  const auto remote = pair.owner->remote(pair.owner->share(more.data(), more.size()));
+  const auto reads_by = [&](uint32_t rails, const auto& from, const Bytes& owned) {
+    for (const Time limit = after(20); Clock::now() < limit;) {
+      const OpRef op = pair.user->read(from, 0, pair.here.data(), pair.here.size());
+      VerbsSide::expect_ok(op);
+      CHECK(pair.here == owned);
+      if (op->rails == rails) return true;
+    }
+    return false;
+  };
+  CHECK(reads_by(2, pair.remote, pair.owned));
+  pair.fabric.kill("own0", true);
+  CHECK(reads_by(1, remote, more));
+  pair.fabric.revive("own0");
+  CHECK(reads_by(2, remote, more));
+  pair.finish();
+}
+
 TEST(a_card_that_is_not_back_is_waited_for_where_there_is_no_other_lane) {
   Connected pair;
   pair.fabric.kill("use0");
