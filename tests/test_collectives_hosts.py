@@ -8,7 +8,7 @@ import time
 import pytest
 import torch
 from child import Child
-from hosts.network import Network
+from hosts.network import Network, network_of
 from members import Members
 
 from monarch_rdma.rdma import Secret
@@ -96,6 +96,32 @@ def test_what_crosses_the_network_crosses_it_once_for_each_host(processes: Membe
         processes.run("group.all_reduce(torch.ones(1_000_000))")
         sent[name] = sum(processes.run(counted)) - sum(before)
     assert sent["two"] < 0.6 * sent["one"]
+
+
+def test_a_broadcast_leaves_its_root_once_for_any_number_of_hosts() -> None:
+    """Three hosts, two members on the first one."""
+    secret = Secret.generate()
+    with network_of(3) as network:
+
+        def make(rank: int) -> Child:
+            return network.hosts[rank % 3].child(secret, **OPTIONS)
+
+        processes = Members([make(rank) for rank in range(4)], make, SETUP)
+        processes.form()
+        assert processes.run("result = group.hosts") == [[[0, 3], [1], [2]]] * 4
+        counted = "result = engine.counters().get('tcp_write_bytes', 0)"
+        for root in range(4):
+            before = processes.run(counted)
+            processes.run(
+                """
+                tensor = torch.arange(100_001) if rank == root else torch.zeros(100_001, dtype=torch.int64)
+                group.broadcast(tensor, root)
+                assert torch.equal(tensor, torch.arange(100_001))
+                """,
+                root=root,
+            )
+            sent = [after - then for after, then in zip(processes.run(counted), before, strict=True)]
+            assert max(sent) < 1.2 * 800_008, sent
 
 
 def test_a_late_member_is_named(processes: Members) -> None:

@@ -242,24 +242,39 @@ class Hierarchy:
                 step(self._local, core.ALL_GATHER, [to[place]], to)
 
     def _broadcast(self, step: Any, inputs: Blocks, outputs: Blocks, *, root: int, item: int) -> None:
-        height, place = next((i, host.index(root)) for i, host in enumerate(self.hosts) if root in host)
-        carrier = place % self._width
-        is_first = place != carrier and root in self._host  # this host has it before it crosses
+        memory = (inputs or outputs)[0]
+        height = next(i for i, host in enumerate(self.hosts) if root in host)
+        is_source = root in self._host
+        if is_source:
+            blocks = ([memory], []) if self.whole.rank == root else ([], [memory])
+            step(self._local, core.BROADCAST, *blocks, root=self._host.index(root))
+        parts = self._padded(_parts(memory, self._width, item))
+        mine = parts[self._local.rank]
+        if self._across is not None:
+            self._spread(step, self._across, mine, height)
+        if not is_source:
+            step(self._local, core.ALL_GATHER, [mine], parts)
 
-        def on_host(source: int) -> None:
-            if self._local.rank == source:
-                step(self._local, core.BROADCAST, inputs or outputs, [], root=source)
-            else:
-                step(self._local, core.BROADCAST, [], outputs, root=source)
-
-        if is_first:
-            on_host(place)
-        if self._local.rank == carrier:
-            is_root = root in self._host
-            blocks = (inputs or outputs, []) if is_root else ([], outputs)
-            step(self._across, core.BROADCAST, *blocks, root=height)
-        if not is_first:
-            on_host(carrier)
+    def _spread(self, step: Any, across: core.CoreGroup, memory: core.Block, root: int) -> None:
+        """A broadcast in which each byte leaves the root once: each other member gets a part of its own, and gives it
+        to the rest (van de Geijn's scatter and allgather).
+        """
+        rank, size = across.rank, across.size
+        if size == 2:
+            blocks = ([memory], []) if rank == root else ([], [memory])
+            step(across, core.BROADCAST, *blocks, root=root)
+            return
+        others = iter(_parts(memory, size - 1, 1))
+        parts = [_NOTHING if each == root else next(others) for each in range(size)]
+        mine, nothing = parts[rank], [_NOTHING] * size
+        from_root = [mine if each == root else _NOTHING for each in range(size)]
+        step(across, core.ALL_TO_ALL, *((parts, nothing) if rank == root else (nothing, from_root)))
+        among = [root not in (rank, each) and rank != each for each in range(size)]
+        given, got = (
+            [block if is_one else _NOTHING for block, is_one in zip(blocks, among, strict=True)]
+            for blocks in ([mine] * size, parts)
+        )
+        step(across, core.ALL_TO_ALL, given, got)
 
     def _padded(self, blocks: Blocks) -> list[core.Block]:
         """One for each member on this host: those beyond the carriers have none."""
