@@ -250,12 +250,16 @@ TEST(a_member_may_leave) {
       CHECK_EQ(member.send(2, 4, {1}), int{MR_PEER_LOST});
       CHECK(std::string(member.error.message).find("rank 2 (rank2) has left the group") != std::string::npos);
       CHECK_EQ(member.failed_rank(), -1);
+      // Both are so far: the barrier of one ends all collectives of the other.
+      const uint32_t other = 1 - member.rank;
+      demand(member.send(other, 6, {1}), member);
+      data.resize(1);
+      demand(member.receive(other, 6, data), member);
       CHECK_EQ(member.run(MR_BARRIER, {}, {}), int{MR_PEER_LOST});
       CHECK_EQ(member.failed_rank(), 2);
       CHECK_EQ(mr_group_is_lost(member.group, 2), 1);
       // Messages between those who are left go on.
       if (member.rank == 0) demand(member.send(1, 5, {9}), member);
-      data.resize(1);
       if (member.rank == 1) demand(member.receive(0, 5, data), member);
     });
   }
