@@ -19,10 +19,9 @@ skip() { echo "no HIP toolchain: $*" >&2; exit 77; }
 last_line() { grep -v '^[[:space:]]*$' "$1" | tail -n 1; }
 
 compiles() { # compiles HIPCC LOG: a kernel for each GPU
-  local gpu
+  local gpu kernel=$'#include <hip/hip_runtime.h>\n__global__ void zero(int* x) { x[threadIdx.x] = 0; }'
   for gpu in "${gpus[@]}"; do
-    printf '#include <hip/hip_runtime.h>\n__global__ void zero(int* x) { x[threadIdx.x] = 0; }\n' |
-      "$1" -x hip --offload-arch="$gpu" --cuda-device-only -O1 -c -o /dev/null - >"$2" 2>&1 || return 1
+    "$1" -x hip --offload-arch="$gpu" --cuda-device-only -O1 -c -o /dev/null - >"$2" 2>&1 <<<"$kernel" || return 1
   done
 }
 
