@@ -1,6 +1,7 @@
 // Where data sockets come in: a bounded number of strangers, each with a fixed few bytes and a moment to prove itself.
 #include <sys/socket.h>
 
+#include <algorithm>
 #include <list>
 #include <optional>
 
@@ -11,7 +12,8 @@ namespace tcp {
 namespace {
 
 constexpr size_t kMaxGreetings = 256;
-constexpr int kMaxChecks = 8;          // for its session: a quarter of a second in all
+constexpr int kMaxChecks = 36;         // for its session: two seconds in all, in which a lost packet is sent thrice
+constexpr int kSlowestCheck = 6;       // from this one on each comes 64 ms later
 constexpr uint8_t kTlsHandshake = 22;  // the first byte of every TLS connection; of ours without TLS it is an M
 
 class Door;
@@ -164,15 +166,16 @@ bool Greeting::step() {
 // in a moment.
 void Greeting::check_again() {
   step_ = Step::await_session;
-  again_ = door_.loop.at_on_loop(after(0.001 * (1 << num_checks_++)), [weak = weak_from_this()] {
-    const auto self = weak.lock();
-    if (!self || !self->open_) return;
-    try {
-      self->check_hello();
-    } catch (const Error& error) {
-      self->door_.refuse(self, error.status());
-    }
-  });
+  again_ =
+      door_.loop.at_on_loop(after(0.001 * (1 << std::min(num_checks_++, kSlowestCheck))), [weak = weak_from_this()] {
+        const auto self = weak.lock();
+        if (!self || !self->open_) return;
+        try {
+          self->check_hello();
+        } catch (const Error& error) {
+          self->door_.refuse(self, error.status());
+        }
+      });
 }
 
 void Greeting::check_hello() {

@@ -43,7 +43,8 @@ class TcpSide final : public TestHost, private Loop::Watcher {
     on_loop([this] {
       link_ = make_tcp(*this);
       door_ = make_data_door(loop_, options_, [this](uint64_t session) {
-        return session == other_->session_ ? DataDoor::Session{link_, other_->key_} : DataDoor::Session{};
+        const bool known = session == other_->session_ && Clock::now() >= sessions_from_;
+        return known ? DataDoor::Session{link_, other_->key_} : DataDoor::Session{};
       });
       loop_.watch_on_loop(listener_.get(), EPOLLIN, this);
     });
@@ -64,6 +65,7 @@ class TcpSide final : public TestHost, private Loop::Watcher {
   const Digest& key() const { return key_; }
   void set_key(const Digest& key) { key_ = key; }  // so that the two sides disagree
   void set_session(uint64_t session) { session_ = session; }
+  void know_sessions_from(Time when) { sessions_from_ = when; }  // before begin()
 
   RemoteRegion share(void* base, uint64_t size, uint32_t access = MR_READ | MR_WRITE) {
     const RegionRef region = regions_.create(base, size, access);
@@ -144,6 +146,7 @@ class TcpSide final : public TestHost, private Loop::Watcher {
   HostPort at_;
   std::shared_ptr<Link> link_;
   std::unique_ptr<DataDoor> door_;
+  Time sessions_from_{};
   bool closed_ = false;
 };
 

@@ -667,6 +667,16 @@ TEST(another_key_or_session_leads_nowhere) {
   }
 }
 
+TEST(a_data_socket_that_overtakes_the_last_proof_of_its_session_waits_for_it) {
+  TcpPair pair;
+  pair.owner.know_sessions_from(after(0.7));  // a lost packet comes again after 0.2 s, and after 0.4 more
+  pair.begin();
+  Bytes owned(8, 7), here(8);
+  const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
+  CHECK_EQ(TcpSide::wait(pair.user.read(region, 0, here.data(), here.size())), MR_OK);
+  CHECK(here == owned);
+}
+
 TEST(a_crowd_of_silent_strangers_keeps_nobody_out) {
   TcpPair pair;
   pair.begin();
