@@ -246,8 +246,7 @@ class Hierarchy:
         height = next(i for i, host in enumerate(self.hosts) if root in host)
         is_source = root in self._host
         if is_source:
-            blocks = ([memory], []) if self.whole.rank == root else ([], [memory])
-            step(self._local, core.BROADCAST, *blocks, root=self._host.index(root))
+            _from_one(step, self._local, memory, self._host.index(root))
         parts = self._padded(_parts(memory, self._width, item))
         mine = parts[self._local.rank]
         if self._across is not None:
@@ -261,8 +260,7 @@ class Hierarchy:
         """
         rank, size = across.rank, across.size
         if size == 2:
-            blocks = ([memory], []) if rank == root else ([], [memory])
-            step(across, core.BROADCAST, *blocks, root=root)
+            _from_one(step, across, memory, root)
             return
         others = iter(_parts(memory, size - 1, 1))
         parts = [_NOTHING if each == root else next(others) for each in range(size)]
@@ -300,6 +298,11 @@ class Hierarchy:
         peer = self.whole.names[whose]
         told = type(error)(f"rank {whose} ({peer}): {error}", peer=peer, operation=error.operation)
         return told if is_first else self.whole.failure or told
+
+
+def _from_one(step: Any, group: core.CoreGroup, memory: core.Block, root: int) -> None:
+    blocks = ([memory], []) if group.rank == root else ([], [memory])
+    step(group, core.BROADCAST, *blocks, root=root)
 
 
 def _at(ranks: Sequence[int], place: int) -> int | None:

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .. import config
 from .._engine import ffi, lib
 from ..errors import ConfigError, class_of_kind
+from .living import living
 from .private_files import socket_directory
 from .secret import Secret, configured_secret
 
@@ -193,14 +194,9 @@ class Engine:
             if region.is_dropped:
                 self.reachable.pop(region.id, None)
 
-    def all_regions(self) -> list[Region]:
-        """Those that live; taken in one step, as other threads make and drop some."""
-        found = [reference() for reference in self.regions.valuerefs()]
-        return [region for region in found if region is not None]
-
     def region_within(self, address: int, size: int) -> Region | None:
         """A region of ours that peers may still be in, and that has bytes in this range."""
-        for region in self.all_regions():
+        for region in living(self.regions):
             start, end = region.memory.address, region.memory.address + region.memory.view.extent
             if start < address + size and address < end and not region.is_quiet:
                 return region
@@ -260,13 +256,7 @@ def _own_secret() -> Secret:
 
 def open_engines() -> list[Engine]:
     """All of this process."""
-    return [engine for engine in _all_engines() if engine.is_open]
-
-
-def _all_engines() -> list[Engine]:
-    """Taken in one step, as other threads make and drop some."""
-    found = [reference() for reference in _engines.valuerefs()]
-    return [engine for engine in found if engine is not None]
+    return [engine for engine in living(_engines) if engine.is_open]
 
 
 def default_engine() -> Engine:
@@ -331,13 +321,13 @@ def _after_fork_in_child() -> None:
     global _default, _default_lock
     _default, _default_lock = None, threading.Lock()
     _joined.clear()
-    for engine in _all_engines():
+    for engine in living(_engines):
         engine.is_open = False
         engine._state = _FORKED  # closed ones too: nothing of the core may be freed here
 
 
 def _close_all() -> None:
-    for engine in _all_engines():
+    for engine in living(_engines):
         engine.close()
 
 

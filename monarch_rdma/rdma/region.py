@@ -10,6 +10,7 @@ from .._engine import ffi, lib
 from ..errors import ConfigError
 from .engine import Engine, raise_error, scratch, seconds
 from .future import Future, Started
+from .living import living
 from .memory import Memory, bytes_at
 
 __all__ = ["ACCESS", "DeviceMapping", "Region", "RemoteRegion", "drop_made_by", "made_by"]
@@ -100,7 +101,7 @@ class Region:
 
 def drop_made_by(engine: Engine, maker: int) -> None:
     """Ends the remote access to all buffers that were made where `made_by` was that; does not wait."""
-    for region in engine.all_regions() if engine.is_open else ():
+    for region in living(engine.regions) if engine.is_open else ():
         if region.maker == maker and not region.is_dropped:
             region.drop()
 

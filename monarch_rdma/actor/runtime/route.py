@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from ... import config
 from ...errors import ResourceExhausted
+from ...rdma.living import living
 
 if TYPE_CHECKING:
     from ..failure import SupervisionError
@@ -159,8 +160,7 @@ class Routes:
                 route.on_back()
 
     def _to_process(self, address: str) -> list[Route]:
-        routes = [reference() for reference in self._all.valuerefs()]  # in one step: other threads add to them
-        return [route for route in routes if route is not None and route.address == address]
+        return [route for route in living(self._all) if route.address == address]
 
     def _make(self, key: tuple[str, int]) -> Route:
         with self._lock:
