@@ -386,7 +386,7 @@ TEST(many_small_operations_at_once) {
   pair.finish();
 }
 
-TEST(many_small_operations_that_wait_cost_little_and_register_nothing) {
+TEST(many_small_operations_that_wait_cost_little_and_register_next_to_nothing) {
   VerbsPair pair;
   constexpr uint64_t kCount = 30000;
   Bytes owned = painted_bytes(kCount * 8, 1), here(kCount * 8);
@@ -402,7 +402,8 @@ TEST(many_small_operations_that_wait_cost_little_and_register_nothing) {
   for (const OpRef& op : ops) VerbsSide::expect_ok(op);
   CHECK((std::clock() - before) / CLOCKS_PER_SEC < 10);  // looking at all that wait each time: a minute
   CHECK(here == owned);
-  CHECK_EQ(pair.fabric.calls("reg_mr"), registered + 1);  // the owner's
+  // The owner's. One of ours is right where room comes up just after a small operation found none.
+  CHECK(pair.fabric.calls("reg_mr") <= registered + 1 + kCount / 1000);
   pair.finish();
 }
 
