@@ -114,6 +114,37 @@ def test_with_the_backends_and_devices_of_a_cluster_of_gpus(client: HostMesh, tm
     assert sorted(seen.read_text().splitlines()) == sorted(lives)
 
 
+def test_sums_that_overlap_with_steps_count_the_steps_of_their_own_round(client: HostMesh, tmp_path: Path) -> None:
+    """In two fragments, whose replicas differ, so that a weight that depended on the moment would show. The mean of all
+    is 2 a step; 3 of 10 steps are made while a sum is, and then replaced by it.
+    """
+    options: dict[str, Any] = {"every": 20, "fragments": 2, "delay": 3, "in_step": False, "seconds": 0.005}
+    recipe, watch = toy(tmp_path, **options), Watch()
+    assert train(replace(plan(tmp_path, 6), recipe=recipe), membership=TOGETHER, watch=watch) == Ended((0, 1, 2))
+    of_fragments = [(20, 0), (20, 40), (54, 40), (54, 74), (88, 74), (88, 108)]
+    assert agreed(tmp_path) == {number: 5000 * sum(each) for number, each in enumerate(of_fragments, 1)}
+    assert {each.contributed for each in watch.of(Synchronised)} == {(10, 10, 10)}
+    assert {each.total for each in watch.of(Synchronised)} == {30 * number for number in range(1, 7)}
+
+
+def test_who_is_lost_in_a_round_that_overlaps_comes_back_and_heals(client: HostMesh, tmp_path: Path) -> None:
+    deeds = {
+        2: inject("kill", "trainers1/1"),
+        6: inject("kill", "replica2/0"),
+        10: inject("abort_group", "trainers0/0"),
+    }
+    watch = Watch(deeds, folder=tmp_path)
+    recipe = toy(tmp_path, every=20, fragments=2, delay=4, mix=0.25, quantize="int8", in_step=False)
+    assert train(replace(plan(tmp_path, MANY), recipe=recipe), watch=watch) == Ended((0, 1, 2))
+    assert [each.replica for each in watch.of(Decided)] == [1, 2, 0]
+    agreed(tmp_path)
+    for replica in range(3):
+        assert any(each.replica == replica and each.rounds > 1 for each in watch.of(Healed))
+    rounds = {each.rounds for each in watch.of(Synchronised)}
+    assert rounds == set(range(1, len(rounds) + 1)), "no averaging is left out"
+    assert sorted(watch.of(Synchronised)[-1].members) == [0, 1, 2]
+
+
 class Enough(Exception):
     """The test has seen what it wanted."""
 

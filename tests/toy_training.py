@@ -23,10 +23,10 @@ HURRY = "hurry"
 
 
 class Toy:
-    def __init__(self, place: Place, seconds: float, hurry: Path) -> None:
-        """A step takes so many seconds, until file `hurry` is there."""
-        self.place, self.seconds, self.hurry = place, seconds, hurry
-        self.model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(5000))])
+    def __init__(self, place: Place, seconds: float, hurry: Path, fragments: int = 1, pace: float = 1) -> None:
+        """A step adds `pace` to all parameters, and takes so many seconds, until file `hurry` is there."""
+        self.place, self.seconds, self.hurry, self.pace = place, seconds, hurry, pace
+        self.model = torch.nn.ParameterList([torch.nn.Parameter(torch.zeros(5000)) for _ in range(fragments)])
         self.steps = 0
 
     def step(self) -> float:
@@ -36,7 +36,8 @@ class Toy:
         dist.all_reduce(ranks)
         assert ranks.item() == self.place.ranks
         with torch.no_grad():
-            self.model[0] += 1
+            for parameter in self.model:
+                parameter += self.pace
         self.steps += 1
         return self.model[0][0].item()
 
@@ -50,8 +51,10 @@ class Toy:
 class Noted(DiLoCo):
     """Writes down what is shared after each round."""
 
-    def __init__(self, toy: Toy, cohort: Any, every: int, folder: Path) -> None:
-        super().__init__(toy.model, cohort, every=every, outer=plain, heals={"toy": toy})
+    def __init__(self, toy: Toy, cohort: Any, every: int, folder: Path, **options: Any) -> None:
+        super().__init__(
+            [[each] for each in toy.model], cohort, every=every, outer=plain, heals={"toy": toy}, **options
+        )
         self.file = folder / f"{toy.place.replica}.{toy.place.rank}.{os.getpid()}"
         self._toy, self._all = toy, cohort
 
@@ -64,7 +67,8 @@ class Noted(DiLoCo):
         completed = super().step()
         if completed is not None:
             with open(self.file, "a") as file:
-                file.write(f"{completed.number} {self._fragments[0].shared[0].double().sum().item()!r}\n")
+                total = sum(fragment.shared[0].double().sum().item() for fragment in self._fragments)
+                file.write(f"{completed.number} {total!r}\n")
         return completed
 
 
@@ -73,12 +77,16 @@ def plain(parameters: Any) -> torch.optim.Optimizer:
     return torch.optim.SGD(parameters, lr=1.0)
 
 
-def toy(folder: Path, *, every: int = 10, seconds: float = 0.02) -> Callable[[Place, Cohort], Training]:
-    """A recipe. What is shared after each round is written to files in the folder, one for each process."""
+def toy(
+    folder: Path, *, every: int = 10, seconds: float = 0.02, fragments: int = 1, in_step: bool = True, **options: Any
+) -> Callable[[Place, Cohort], Training]:
+    """A recipe. What is shared after each round is written to files in the folder, one for each process. `in_step`: the
+    steps of all replicas are alike; else those of a later one are larger. `options`: of DiLoCo.
+    """
 
     def recipe(place: Place, cohort: Cohort) -> Training:
-        trained = Toy(place, seconds, folder / HURRY)
-        return Training(trained.step, Noted(trained, cohort, every, folder))
+        trained = Toy(place, seconds, folder / HURRY, fragments, 1 if in_step else 1 + place.replica)
+        return Training(trained.step, Noted(trained, cohort, every, folder, **options))
 
     return recipe
 

@@ -29,17 +29,21 @@ _FORM = 30.0  # seconds for members that are all on their way into a group
 
 @dataclass(frozen=True)
 class Offering:
-    """What a member brings into a round. `base`: a checksum of what it started from, which is the same on all."""
+    """What a member brings into a round. `base`: a checksum of what it started from, which is the same on all. `steps`:
+    that it has made since it brought in something, which give it its weight where members come and go.
+    """
 
     wire: Wire
     contribution: Contribution
     base: int
+    steps: int
 
 
 class Cohort(Protocol):
     """What semi-synchronous training needs of its members."""
 
     rounds: int  # that this member has completed
+    ahead: int  # steps by which a newcomer goes on from the state that it has taken over: others have made them
 
     @property
     def names(self) -> tuple[Any, ...]:
@@ -55,7 +59,9 @@ class Cohort(Protocol):
         ...
 
     def average(self, offering: Offering) -> Tensor | None:
-        """The mean of this round, fp32, flat; None where this member's state was replaced by that of another."""
+        """The mean of this round, fp32, flat; None where another's state takes the place of this member's. Steps may go
+        on meanwhile, in another thread.
+        """
         ...
 
     def attend(self) -> None:
@@ -63,7 +69,9 @@ class Cohort(Protocol):
         ...
 
     def boundary(self) -> None:
-        """After the mean of a round was applied: whoever waits to come in is let in."""
+        """After the mean of a round was applied, or there was none: the state of another is taken over then. Whoever
+        waits to come in is let in.
+        """
         ...
 
     def close(self) -> None: ...
@@ -84,7 +92,7 @@ class FixedCohort:
         """`names`: of the ranks of a process group. `regroup`: called when an averaging fails; returns other members,
         as for `use`, among whom the round is made again, or raises. None: the failure is raised.
         """
-        self.rounds = 0
+        self.rounds = self.ahead = 0
         self._regroup = regroup
         self._exchange: Exchange
         self.use(members, names)
@@ -159,7 +167,7 @@ class GroupCohort:
         names = tuple(range(group.size)) if names is None else tuple(names)
         if len(set(names)) != group.size:
             raise ConfigError(f"names is {names!r}, but must be {group.size} different ones, one for each member")
-        self.rounds = 0
+        self.rounds = self.ahead = 0
         self.names: tuple[Any, ...] = names
         self._of_address = dict(zip(group.members, names, strict=True))
         self._minimum, self._timeout = minimum, timeout

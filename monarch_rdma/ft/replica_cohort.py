@@ -20,6 +20,7 @@ from ..errors import ConfigError, RdmaError
 from ..rdma import Engine
 from .cohort import Offering
 from .exchange import GroupExchange, mean_of
+from .healing import FetchedState
 from .peer_state import PeerState, progress_of, state_of_peers
 from .quorum import Inside, Meeting, Quorum, SyncFailed
 from .replica_progress import ReplicaProgress, weighed
@@ -53,6 +54,8 @@ class ReplicaCohort(ReplicaProgress):
         self._quorum, self._inside, self._lighthouse, self._engine = quorum, inside, lighthouse, engine
         self._timeout = timeout
         self._offer: PeerState | None = None
+        self._round: tuple[Meeting, float] | None = None  # averaged, and how long that took
+        self._found: FetchedState | None = None  # in its stead
         self._state: Callable[[], Any] = dict
         self._load: Callable[[Any], None] = lambda state: None
 
@@ -74,7 +77,7 @@ class ReplicaCohort(ReplicaProgress):
             self._quorum.come()
             meeting = self._quorum.meet(self._standing())
             if meeting.is_founding and (not meeting.is_behind or self._has_healed(_addresses(meeting), at_least=0)):
-                self._is_fresh = False
+                self._is_fresh, self.ahead = False, 0
                 self._offer_state()
                 return meeting.is_behind
             self._quorum.give_up("it begins with the state of the others")
@@ -92,7 +95,7 @@ class ReplicaCohort(ReplicaProgress):
         if self._offer is not None:  # who comes now makes one step, and is at the end of this round like this replica
             self._offer.set_progress(max(0, self._steps - 1))
         while True:
-            meeting = self._quorum.meet(self._standing(offering.base))
+            meeting = self._quorum.meet(self._standing(offering.steps, offering.base))
             if not meeting.is_of_one_base:
                 raise ConfigError("replicas have different parameters after the same round: their recipes differ")
             try:
@@ -100,11 +103,11 @@ class ReplicaCohort(ReplicaProgress):
             except SyncFailed:
                 continue
             if not meeting.is_behind:
-                self._completed(meeting, time.monotonic() - begin)
+                self._round = meeting, time.monotonic() - begin
                 return mean
-            if self._has_healed(_addresses(meeting), at_least=meeting.rounds + 2, waits=True):
+            self._found = self._fetched(_addresses(meeting), at_least=meeting.rounds + 2, waits=True)
+            if self._found is not None:
                 self.names = meeting.replicas
-                self._offer_state()
                 return None
             self._quorum.give_up("the state of the others could not be read")
 
@@ -112,7 +115,12 @@ class ReplicaCohort(ReplicaProgress):
         """Who is left behind reads what it has missed from the others, when it meets them again."""
 
     def boundary(self) -> None:
-        """What the others may read is renewed."""
+        """As Cohort.boundary. What the others may read is renewed."""
+        if self._found is not None:
+            self._take_over(self._found)
+        elif self._round is not None:
+            self._completed(*self._round)
+        self._round = self._found = None
         self._offer_state()
 
     def leave(self) -> None:
@@ -160,7 +168,14 @@ class ReplicaCohort(ReplicaProgress):
                     return True
         return False
 
-    def _has_healed(self, peers: Sequence[str], *, at_least: int, waits: bool = False) -> bool:
+    def _has_healed(self, peers: Sequence[str], *, at_least: int) -> bool:
+        """Whether the state of these was read and taken over."""
+        fetched = self._fetched(peers, at_least=at_least)
+        if fetched is not None:
+            self._take_over(fetched)
+        return fetched is not None
+
+    def _fetched(self, peers: Sequence[str], *, at_least: int, waits: bool = False) -> FetchedState | None:
         """All ranks from the same round, or none of them."""
         fetched = None
         like = {"training": self._state(), "total": 0}
@@ -169,9 +184,9 @@ class ReplicaCohort(ReplicaProgress):
         except RdmaError as error:
             _log.info("replica %d, rank %d: %s", self._place.replica, self._place.rank, error)
         version = -1 if fetched is None else fetched.version
-        if not self._inside.all(self._inside.share(version) == version >= 0):
-            return False
-        assert fetched is not None
+        return fetched if self._inside.all(self._inside.share(version) == version >= 0) else None
+
+    def _take_over(self, fetched: FetchedState) -> None:
         self._load(fetched.state["training"])
         self.rounds, self.total = max(0, fetched.version - 1), fetched.state["total"]
         self._is_fresh = fetched.version == 0
@@ -182,7 +197,6 @@ class ReplicaCohort(ReplicaProgress):
                 len(fetched.sources), fetched.verified,
             )
         )  # fmt: skip
-        return True
 
 
 def _addresses(meeting: Meeting) -> list[str]:

@@ -30,7 +30,7 @@ class ReplicaProgress:
         self.names: tuple[Any, ...] = ()
         self.total = 0
         self.ahead = 0
-        self._steps = 0  # of this replica, since the last round
+        self._steps = 0  # of this replica, since the last round was applied
         self._is_fresh = True
         self._place, self._life, self._tell = place, life, tell
 
@@ -43,8 +43,8 @@ class ReplicaProgress:
         """To whoever watches the training."""
         self._tell(Measured(time.time(), self._place.replica, self._life, self.rounds, name, value))
 
-    def _standing(self, base: int = 0) -> Standing:
-        return Standing(self._is_fresh, self.rounds, self._steps, self.total, base)
+    def _standing(self, steps: int = 0, base: int = 0) -> Standing:
+        return Standing(self._is_fresh, self.rounds, steps, self.total, base)
 
     def _completed(self, meeting: Meeting, seconds: float) -> None:
         self.rounds += 1

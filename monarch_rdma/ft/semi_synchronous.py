@@ -76,6 +76,7 @@ class SemiSynchronous(ABC):
         self._pool = ThreadPoolExecutor(1, "monarch-rdma-averaging") if delay else None
         self._under_way: _UnderWay | None = None
         self.steps = 0  # inner steps
+        self._made = 0  # by this member, since it brought in something
         cohort.serve(self._whole_state, self._load_whole_state)
 
     # --- what the two ways of averaging differ in
@@ -92,7 +93,10 @@ class SemiSynchronous(ABC):
 
     def join(self) -> bool:
         """Before the first step. True: others were training already, and this member has taken over their state."""
-        return self._cohort.join()
+        has_healed = self._cohort.join()
+        left = self._interval - 1 - self.steps % self._interval  # it is there when the next averaging begins
+        self.steps += min(self._cohort.ahead, left)
+        return has_healed
 
     def step(self) -> Round | None:
         """After each inner step: begins an averaging when one is due, and applies it `delay` steps later. Waits for the
@@ -101,6 +105,7 @@ class SemiSynchronous(ABC):
         Members that are lost are left out. Raises ConfigError where members are not alike.
         """
         self.steps += 1
+        self._made += 1
         if self.steps % self._interval == 0:
             self._begin((self.steps // self._interval - 1) % len(self._fragments))
         elif self._under_way is None:
@@ -113,7 +118,8 @@ class SemiSynchronous(ABC):
         fragment = self._fragments[number]
         contribution = self._wire.contribution(self._offered(fragment), self._errors[number])
         base = int(checksum(fragment.shared_flat()).sum()) if fragment.numel else 0
-        offering = Offering(self._wire, contribution, base)
+        offering = Offering(self._wire, contribution, base, self._made)
+        self._made = 0
         if self._pool is not None:
             mean = self._pool.submit(self._cohort.average, offering)
         else:
@@ -133,7 +139,7 @@ class SemiSynchronous(ABC):
             fragment = self._fragments[number]
             self._apply(number, fragment, mean)
             fragment.load_shared(self._mix)
-            self._cohort.boundary()
+        self._cohort.boundary()
         return Round(self._cohort.rounds, number, self._cohort.names, waited, mean is None)
 
     # --- state
@@ -161,6 +167,7 @@ class SemiSynchronous(ABC):
         for key, each in self._heals.items():
             each.load_state_dict(state["own"][key])
         self.load_state_dict(state["shared"])
+        self._made = 0
 
     def close(self) -> None:
         """Waits for an averaging that is under way, so that nobody waits for this member; then it leaves."""

@@ -129,7 +129,7 @@ class TorchFTCohort(ReplicaProgress):
         """Who takes part in what comes now, after whoever is behind was healed; None where the group has failed."""
         manager = self._managing
         manager.start_quorum()
-        row = [self._place.replica, *map(int, self._standing(base))]
+        row = [self._place.replica, *map(int, self._standing(self._steps, base))]  # none where it was just healed
         try:
             table = gathered(ProcessGroupExchange(self._pg), row)
         except _FAILURES as error:

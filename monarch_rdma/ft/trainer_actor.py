@@ -116,7 +116,6 @@ class _Run:
         cohort = self._cohort = self._coordinated(self._met_inside())
         training = plan.recipe(self._place, cohort)
         training.averaging.join()
-        training.averaging.steps += cohort.ahead
         while cohort.total < plan.steps:
             loss = training.step()
             step = cohort.stepped()

@@ -24,8 +24,6 @@ _ENVIRONMENT_OF: dict[str, dict[str, str]] = {"monarch_rdma": {}, "torchft": {"R
 class Averaging(Protocol):
     """What makes replicas one, such as DiLoCo or LocalSGD on the cohort that the recipe was given."""
 
-    steps: int
-
     def join(self) -> bool: ...
 
     def step(self) -> Any: ...
