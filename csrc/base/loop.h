@@ -32,6 +32,23 @@ inline Time after(double seconds) {
   return Clock::now() + std::chrono::duration_cast<Clock::duration>(std::chrono::duration<double>(bounded));
 }
 
+// Whether to look for events for a moment before sleeping. To wake a processor up takes tens of microseconds, often
+// more than an answer takes. Each look that finds nothing makes the next ones rarer: the answer takes longer, or
+// whoever is to give it waits for this very processor (Karlin et al. 1991, "Empirical Studies of Competitive
+// Spinning").
+class Looks {
+ public:
+  bool worth_one() { return left_out_ == 0 || left_out_-- == 0; }
+  void ended(bool found) {
+    pause_ = found ? pause_ / 2 : std::min(2 * pause_ + 1, kMaxPause);
+    left_out_ = pause_;
+  }
+
+ private:
+  static constexpr uint32_t kMaxPause = 255;  // waits
+  uint32_t pause_ = 0, left_out_ = 0;
+};
+
 class Loop {
  public:
   class Watcher {
@@ -65,9 +82,10 @@ class Loop {
   // Waits for events in the loop thread's stead and handles them, until done(what) or `until`: who waits for an answer
   // gets it without a hop from thread to thread. The kernel wakes the thread that began to wait last, so the loop
   // thread sleeps on. One thread at a time: refused at once where another leads, or on the loop, or when it has
-  // stopped. One that leads in the background gives way to one that does not.
+  // stopped. One that leads in the background gives way to one that does not; an eager one looks before it sleeps.
   enum class Lead { refused, gave_way, ended };
-  Lead lead(Time until, bool (*done)(const void*), const void* what, bool background = false);
+  enum class Wait { eager, patient, background };
+  Lead lead(Time until, bool (*done)(const void*), const void* what, Wait how = Wait::patient);
   // For who made done(what) true without an event: the leader looks again.
   void nudge();
   // Returns when no other thread is on the loop, and nothing started before is. Not from the loop.
@@ -144,6 +162,7 @@ class Loop {
   std::atomic<bool> stopping_{false};
   std::atomic<int> led_{kNobody};
   std::atomic<std::thread::id> leader_{};
+  Looks looks_;                         // the leader's
   std::atomic<bool> passed_on_{false};  // a wake-up for the leader; the loop thread waits until it has taken note
   std::atomic<uint64_t> wakeups_{0};
   std::atomic<bool> began_{false};

@@ -183,7 +183,7 @@ void Inbox::wait_locked(std::unique_lock<std::mutex>& guard, Waiter& me, Time un
   if (owner_ == std::thread::id{} && !leaves_lead_locked(me)) {
     me.leads = true;
     guard.unlock();
-    led = loop_->lead(until, is_over, &me, me.background);
+    led = loop_->lead(until, is_over, &me, me.background ? Loop::Wait::background : Loop::Wait::eager);
     guard.lock();
     me.leads = false;
   }

@@ -10,6 +10,11 @@
 #include "stream_order.h"
 
 namespace mr {
+namespace {
+
+constexpr uint64_t kWorthALook = 64 << 10;  // bytes; larger ones take longer than a look
+
+}  // namespace
 
 const char* verb_name(Verb verb) {
   switch (verb) {
@@ -143,7 +148,8 @@ bool mr_op::wait(double timeout) {
       return self->done() || self->helper() != nullptr;
     };
     if (loop != nullptr) state_.fetch_or(kLed);
-    if (loop == nullptr || loop->lead(until, go_back, this) == Loop::Lead::refused) sleep_until(until);
+    const auto how = bytes() <= kWorthALook ? Loop::Wait::eager : Loop::Wait::patient;
+    if (loop == nullptr || loop->lead(until, go_back, this, how) == Loop::Lead::refused) sleep_until(until);
   }
   return done();
 }

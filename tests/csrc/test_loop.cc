@@ -35,8 +35,8 @@ void await_true(const std::function<bool()>& condition) {
   }
 }
 
-Loop::Lead lead_a_little(Loop& loop, bool background = false) {
-  return loop.lead(after(0.001), [](const void*) { return false; }, nullptr, background);
+Loop::Lead lead_a_little(Loop& loop, Loop::Wait how = Loop::Wait::eager) {
+  return loop.lead(after(0.001), [](const void*) { return false; }, nullptr, how);
 }
 
 // Something that happens once, on any thread.
@@ -367,14 +367,14 @@ TEST(run_here_does_not_wait_for_a_holder) {
 // A thread that leads until it is told that it is done.
 class Leader {
  public:
-  Leader(Loop& loop, bool background) : loop_(loop) {
-    thread_ = std::thread([this, background] {
+  Leader(Loop& loop, Loop::Wait wait) : loop_(loop) {
+    thread_ = std::thread([this, wait] {
       const auto is_over = [](const void* leader) {
         auto& self = *static_cast<Leader*>(const_cast<void*>(leader));
         self.leads = true;
         return self.done_.load();
       };
-      how_.set_value(loop_.lead(Time::max(), is_over, this, background));
+      how_.set_value(loop_.lead(Time::max(), is_over, this, wait));
     });
   }
   ~Leader() {
@@ -399,7 +399,7 @@ class Leader {
 TEST(a_nudge_reaches_the_leader_and_one_leads_at_a_time) {
   Loop loop("test");
   for (int i = 0; i < 200; ++i) {
-    Leader leader(loop, i % 2 == 0);
+    Leader leader(loop, i % 2 == 0 ? Loop::Wait::background : i % 4 == 1 ? Loop::Wait::eager : Loop::Wait::patient);
     await_true([&] { return leader.leads.load(); });
     if (i % 2 == 1) CHECK(lead_a_little(loop) == Loop::Lead::refused);
     leader.end();
@@ -407,12 +407,29 @@ TEST(a_nudge_reaches_the_leader_and_one_leads_at_a_time) {
   }
 }
 
+TEST(looks_that_find_nothing_get_rare_and_come_back) {
+  Looks looks;
+  const auto out_of = [&](int waits, bool found) {
+    int looked = 0;
+    for (int i = 0; i < waits; ++i) {
+      if (!looks.worth_one()) continue;
+      ++looked;
+      looks.ended(found);
+    }
+    return looked;
+  };
+  CHECK_EQ(out_of(100, true), 100);
+  CHECK(out_of(10000, false) < 60);
+  CHECK(out_of(10000, true) > 9000);
+  CHECK_EQ(out_of(100, true), 100);
+}
+
 TEST(one_in_the_background_gives_way) {
   Loop loop("test");
   for (int i = 0; i < 200; ++i) {
-    Leader behind(loop, true);
+    Leader behind(loop, Loop::Wait::background);
     await_true([&] { return behind.leads.load(); });
-    Leader first(loop, false), second(loop, false);
+    Leader first(loop, Loop::Wait::eager), second(loop, Loop::Wait::patient);
     CHECK(behind.how() == Loop::Lead::gave_way);
     await_true([&] { return first.leads || second.leads; });
     CHECK(lead_a_little(loop) == Loop::Lead::refused);
@@ -426,7 +443,7 @@ TEST(wake_ups_and_tasks_get_through_while_leaders_come_and_go) {
   std::vector<std::thread> threads;
   for (int t = 0; t < 3; ++t)
     threads.emplace_back([&, t] {
-      while (!quit) lead_a_little(loop, t == 0);
+      while (!quit) lead_a_little(loop, t == 0 ? Loop::Wait::background : Loop::Wait::eager);
     });
   for (int i = 0; i < 3000; ++i) {
     Event ran;
