@@ -270,7 +270,12 @@ TEST(a_deadline_ends_it_on_all) {
     GroupOf group(3, 256, way);
     group.each([](GroupMember& member) {
       if (member.rank == 1) return;
-      CHECK_EQ(member.run(MR_BARRIER, {}, {}, 0, 0, 0, 0.1), int{MR_TRANSFER_TIMEOUT});
+      // Both are so far: who of the two came late would be named by the other one.
+      const uint32_t other = 2 - member.rank;
+      std::vector<uint8_t> here(1);
+      demand(member.send(other, 6, {1}), member);
+      demand(member.receive(other, 6, here), member);
+      CHECK_EQ(member.run(MR_BARRIER, {}, {}, 0, 0, 0, 0.5), int{MR_TRANSFER_TIMEOUT});
       CHECK_EQ(member.failed_rank(), 1);
     });
     // What the others have given before they gave up may still be enough for the one that came late, but no more.

@@ -186,8 +186,11 @@ TEST(what_ends_at_once_needs_no_operation) {
     return mr_move_bytes(buffer.remote, verb, reinterpret_cast<uint64_t>(local), 8, 8, timeout, 0, op, error);
   };
   mr_op* op = nullptr;
-  CHECK_EQ(move(MR_READ, ours, 20, &op), 0);  // connects first
-  CHECK_EQ(finish(op), MR_OK);
+  // Connects first, which another thread may have done before this one looks.
+  if (const int64_t moved = move(MR_READ, ours, 20, &op); moved == 0)
+    CHECK_EQ(finish(op), MR_OK);
+  else
+    CHECK(moved > 0);
   op = nullptr;
   for (uint64_t round = 1; round < 100; ++round) {
     theirs[1] = round;
@@ -409,10 +412,14 @@ TEST(an_idle_pair_is_silent) {
   Buffer buffer(owner, reader, memory, 8);
   CHECK_EQ(transfer(buffer, MR_READ, got, 0, 8, nullptr, MR_LANE_TCP), MR_OK);
   // The heartbeat that the operation began ends after one interval; then nothing wakes either loop.
-  std::this_thread::sleep_for(std::chrono::milliseconds(1100));
-  const uint64_t before = owner.counter("loop_wakeups") + reader.counter("loop_wakeups");
-  std::this_thread::sleep_for(std::chrono::milliseconds(1500));
-  CHECK_EQ(owner.counter("loop_wakeups") + reader.counter("loop_wakeups"), before);
+  const auto wakeups = [&] { return owner.counter("loop_wakeups") + reader.counter("loop_wakeups"); };
+  bool silent = false;
+  for (int round = 0; !silent && round < 10; ++round) {
+    const uint64_t before = wakeups();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    silent = wakeups() == before;
+  }
+  CHECK(silent);
 }
 
 int main(int argc, char** argv) { return mr::test::run(argc, argv); }

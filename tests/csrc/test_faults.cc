@@ -8,21 +8,29 @@
 
 namespace {
 
-void quick_unix(mr_options& options) {
+// Far from what a busy host takes for anything here: only what is cut for longer is lost.
+void over_unix(mr_options& options) {
   options.heartbeat_interval = 0.05;
-  options.heartbeat_timeout = 0.5;
-  options.connect_timeout = 1.0;
+  options.heartbeat_timeout = 5;
+  options.connect_timeout = 10;
 }
 
-void quick_tcp(mr_options& options) {
-  quick_unix(options);
+void over_tcp(mr_options& options) {
+  over_unix(options);
   options.same_host_unix = 0;
   options.lanes = "tcp";
   options.bulk_tls = 1;
 }
 
 using Change = void (*)(mr_options&);
-constexpr Change kWays[] = {quick_unix, quick_tcp};
+constexpr Change kWays[] = {over_unix, over_tcp};
+
+template <Change way>
+void impatient(mr_options& options) {
+  way(options);
+  options.heartbeat_timeout = 0.5;
+  options.connect_timeout = 1;
+}
 
 double seconds_since(std::chrono::steady_clock::time_point begin) {
   return std::chrono::duration<double>(std::chrono::steady_clock::now() - begin).count();
@@ -117,7 +125,7 @@ TEST(a_short_cut_only_delays) {
 }
 
 TEST(a_long_cut_is_a_loss_and_heals) {
-  for (const Change way : kWays) {
+  for (const Change way : {impatient<over_unix>, impatient<over_tcp>}) {
     Pair pair(way);
     CHECK_EQ(pair.fault(pair.reader, pair.owner, MR_FAULT_CUT, 2.0), MR_OK);
     const auto begin = std::chrono::steady_clock::now();
@@ -137,7 +145,7 @@ TEST(a_long_cut_is_a_loss_and_heals) {
 }
 
 TEST(a_slow_connection_is_slow_and_right) {
-  Pair pair(quick_tcp, 1 << 20);
+  Pair pair(over_tcp, 1 << 20);
   CHECK_EQ(pair.fault(pair.reader, pair.owner, MR_FAULT_SLOW, 20, 2 << 20), MR_OK);
   const auto begin = std::chrono::steady_clock::now();
   for (int i = 0; i < 3; ++i) CHECK_EQ(pair.read(), MR_OK);
@@ -168,7 +176,7 @@ TEST(a_damaged_frame_ends_the_connection_and_nothing_wrong_is_delivered) {
 }
 
 TEST(what_is_no_fault_is_refused) {
-  Pair pair(quick_unix);
+  Pair pair(over_unix);
   for (const uint32_t kind : {0u, 5u}) CHECK_EQ(pair.fault(pair.reader, pair.owner, kind), MR_CONFIG);
   CHECK_EQ(pair.fault(pair.reader, pair.owner, MR_FAULT_CUT, -1), MR_CONFIG);
   CHECK_EQ(pair.fault(pair.reader, pair.owner, MR_FAULT_SLOW, 1, 0), MR_CONFIG);

@@ -424,25 +424,27 @@ TEST(a_stop_ends_a_long_copy_and_nothing_is_written_after_it) {
 
 TEST(closing_the_link_ends_every_operation_once) {
   for (auto [shared, lane] : kModes) {
-    Pair pair;
-    const uint64_t size = kLong / 4;
-    Memory memory(pair.owner, size, shared);
-    const RemoteRegion remote = pair.region(memory.base, size);
-    std::vector<Bytes> locals(6, Bytes(size));
-    std::vector<OpRef> ops;
-    for (auto& local : locals) ops.push_back(pair.reader.start(pair.reader.read(remote, 0, local.data(), size)));
-    pair.reader.close(fail(MR_PEER_LOST, "the test says so"));
     int lost = 0;
-    for (const auto& op : ops) {
-      const int kind = Side::wait(op);
-      CHECK(kind == MR_OK || kind == MR_PEER_LOST);
-      lost += kind == MR_PEER_LOST;
+    for (int round = 0; lost == 0 && round < kTries; ++round) {
+      Pair pair;
+      const uint64_t size = kLong / 4;
+      Memory memory(pair.owner, size, shared);
+      const RemoteRegion remote = pair.region(memory.base, size);
+      std::vector<Bytes> locals(6, Bytes(size));
+      std::vector<OpRef> ops;
+      for (auto& local : locals) ops.push_back(pair.reader.start(pair.reader.read(remote, 0, local.data(), size)));
+      pair.reader.close(fail(MR_PEER_LOST, "the test says so"));
+      for (const auto& op : ops) {
+        const int kind = Side::wait(op);
+        CHECK(kind == MR_OK || kind == MR_PEER_LOST);
+        lost += kind == MR_PEER_LOST;
+      }
+      CHECK_EQ(pair.reader.ends(), ops.size());
+      CHECK_EQ(pair.reader.doubled_ends(), 0u);
+      CHECK(!pair.reader.link().try_inline(pair.reader.read(remote, 0, locals[0].data(), 8)));
+      CHECK_EQ(Side::wait(pair.reader.start(pair.reader.read(remote, 0, locals[0].data(), 8))), MR_PEER_LOST);
     }
     CHECK(lost > 0);
-    CHECK_EQ(pair.reader.ends(), ops.size());
-    CHECK_EQ(pair.reader.doubled_ends(), 0u);
-    CHECK(!pair.reader.link().try_inline(pair.reader.read(remote, 0, locals[0].data(), 8)));
-    CHECK_EQ(Side::wait(pair.reader.start(pair.reader.read(remote, 0, locals[0].data(), 8))), MR_PEER_LOST);
   }
 }
 

@@ -111,9 +111,12 @@ Io write_text(Stream& stream, std::string_view text, int pass_fd = -1) {
 std::string read_text(Stream& stream, std::vector<Fd>* fds = nullptr) {
   std::string out(1000, '\0');
   const iovec part{out.data(), out.size()};
-  if (!stream.pending()) await(stream.fd(), POLLIN);
-  const Io io = stream.read(&part, 1, fds);
-  CHECK(io.status.ok());
+  Io io;
+  do {  // a part of a record is no text yet
+    if (!stream.pending()) await(stream.fd(), POLLIN);
+    io = stream.read(&part, 1, fds);
+    CHECK(io.status.ok());
+  } while (io.bytes == 0 && !io.closed);
   out.resize(io.bytes);
   return out;
 }
@@ -121,9 +124,12 @@ std::string read_text(Stream& stream, std::vector<Fd>* fds = nullptr) {
 Io read_end(Stream& stream) {
   char bytes[10];
   const iovec part{bytes, sizeof bytes};
-  if (!stream.pending()) await(stream.fd(), POLLIN);
-  const Io io = stream.read(&part, 1);
-  CHECK_EQ(io.bytes, 0u);
+  Io io;
+  do {
+    if (!stream.pending()) await(stream.fd(), POLLIN);
+    io = stream.read(&part, 1);
+    CHECK_EQ(io.bytes, 0u);
+  } while (!io.closed);
   return io;
 }
 
