@@ -61,7 +61,7 @@ class Slow(Actor):
         """Each message through a mesh that is made for it, and then let go of."""
         try:
             for number in range(count):
-                pickle.loads(others).slice(n=0).take.options(timeout=0.3).broadcast(number)
+                pickle.loads(others).slice(n=0).take.options(timeout=2.0).broadcast(number)
                 gc.collect()
         except (ResourceExhausted, TransferTimeout) as error:
             return type(error).__name__
@@ -69,7 +69,7 @@ class Slow(Actor):
 
     @endpoint
     def flood(self, other: Any, count: int) -> str:
-        taking = other.take.options(timeout=0.3)
+        taking = other.take.options(timeout=2.0)
         try:
             for number in range(count):
                 taking.broadcast(number)
@@ -159,7 +159,7 @@ def test_a_timeout_ends_the_wait_for_room(slow: Any) -> None:
     stage = Stage()
     slow.wait.broadcast(stage.port)
     port = stage.next()
-    taking = slow.take.options(timeout=0.3)
+    taking = slow.take.options(timeout=2.0)
     for number in range(SPACE - 1):
         taking.broadcast(number)
     with pytest.raises((ResourceExhausted, TransferTimeout)):
