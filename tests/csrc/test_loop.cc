@@ -243,22 +243,23 @@ TEST(whoever_is_on_the_loop_takes_over_what_others_could_not_run) {
   Loop loop("test");
   thread_of(loop);
   loop.barrier();
-  constexpr int kRounds = 20000;
+  constexpr int kRounds = 20000, kLeast = 100;
+  const Time enough = after(10);  // where others use the processors too each turn waits for one
   std::atomic<int> started{0}, finished{0};
+  std::atomic<bool> over{false};
   const auto wait_for = [](std::atomic<int>& value, int wanted) {
     for (int spins = 0; value.load() < wanted; ++spins)
       if (spins > 2000) std::this_thread::yield();
   };
   int ran = 0;  // on the loop
   std::thread other([&] {
-    for (int round = 1; round <= kRounds; ++round) {
-      wait_for(started, round);
+    for (int round = 1; wait_for(started, round), !over; ++round) {
       loop.run([&] { ++ran; });
       finished = round;
     }
   });
-  int expected = 0, left_behind = 0;
-  for (int round = 1; round <= kRounds; ++round) {
+  int round = 1, expected = 0, left_behind = 0;
+  for (; round <= kRounds && (round <= kLeast || Clock::now() < enough); ++round) {
     started = round;
     const bool runs = round % 2 == 0;
     if (runs)
@@ -269,6 +270,8 @@ TEST(whoever_is_on_the_loop_takes_over_what_others_could_not_run) {
     wait_for(finished, round);
     left_behind += ran != expected;
   }
+  over = true;
+  started = round;
   other.join();
   CHECK_EQ(left_behind, 0);
 }
