@@ -23,6 +23,7 @@ from monarch_rdma.rdma import Engine, RDMABuffer, Secret
 from monarch_rdma.sharding.deadline import Deadline
 from monarch_rdma.sharding.layout import BlockCyclic, Layout, Mesh, Shard
 from monarch_rdma.sharding.plan import Source, TensorSpec, Topology, make_plan
+from monarch_rdma.sharding.reads import reads_of
 from monarch_rdma.sharding.reshard import Reshard
 from monarch_rdma.sharding.version import VersionWord
 
@@ -65,9 +66,41 @@ def test_any_layout_becomes_any_other(engines: tuple[Engine, Engine], data: st.D
     for rank, expected in parts_of(target, wanted.contiguous().numpy()).items():
         mine = torch.full(expected.shape, -1, dtype=dtype)
         plan = make_plan(*specs, rank, transforms=transforms)
-        report = Reshard(plan, buffers, {"v": mine}, staging_bytes=data.draw(st.integers(64, 2000))).run()
-        assert np.array_equal(mine.numpy(), expected)
-        assert report.bytes == plan.bytes_moved + plan.bytes_here
+        staging, at_once = data.draw(st.integers(64, 2000)), data.draw(st.booleans())
+        reshard = Reshard(plan, buffers, {"v": mine}, staging_bytes=staging, at_once=at_once)
+        for _ in range(2):
+            report = reshard.run()
+            assert np.array_equal(mine.numpy(), expected)
+            assert report.bytes == plan.bytes_moved + plan.bytes_here
+            mine.fill_(-1)
+
+
+def test_at_once_reads_move_while_others_are_prepared(
+    engines: tuple[Engine, Engine], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, reader = engines
+    names, layout = [f"w{number}" for number in range(5)], Layout((64,), Mesh({"x": 1}))
+    specs = {name: TensorSpec(layout, "int64") for name in names}
+    plan = make_plan(specs, {name: TensorSpec(layout.renumbered(1), "int64") for name in names}, 1)
+    offered = {name: torch.full((64,), number) for number, name in enumerate(names)}
+    buffers = {0: {name: buffers_of(layout, tensor, owner, reader)[0]["w"] for name, tensor in offered.items()}}
+    targets, happened = {name: torch.zeros(64, dtype=torch.int64) for name in names}, []
+
+    def noted(tensor: Any, *arguments: Any, **options: Any) -> Iterator[Any]:
+        for read in reads_of(tensor, *arguments, **options):
+            happened.append(f"{tensor.target} prepared")
+            start = read.start
+            read.start = lambda timeout, tensor=tensor, start=start: (
+                happened.append(f"{tensor.target} begun"), start(timeout)
+            )[1]  # fmt: skip
+            yield read
+
+    monkeypatch.setattr("monarch_rdma.sharding.reshard.reads_of", noted)
+    reshard = Reshard(plan, buffers, targets, at_once=True)
+    assert happened == []
+    assert reshard.run().reads == len(names)
+    assert happened == [f"{name} {what}" for name in names for what in ("prepared", "begun")]
+    assert all(torch.equal(targets[name], offered[name]) for name in names)
 
 
 def test_targets_and_sources_may_be_strided(engines: tuple[Engine, Engine]) -> None:

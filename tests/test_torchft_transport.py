@@ -100,6 +100,23 @@ def test_in_place_the_source_waits_for_its_readers(engines: list[Engine]) -> Non
         transport.shutdown()
 
 
+@pytest.mark.parametrize("memory", ["copy", "in_place"])
+def test_without_checksums(engines: list[Engine], memory: str) -> None:
+    source = OneSidedTransport[Any](memory=memory, verify=False, engine=engines[0])
+    plain, checking = (OneSidedTransport[Any](verify=verify, engine=engines[1]) for verify in (False, True))
+    weights = torch.randn(1000, 900)
+    for step in (1, 2):
+        source.send_checkpoint([1], step, {"w": weights}, SECONDS)
+        assert torch.equal(plain.recv_checkpoint(0, source.metadata(), step, SECONDS)["w"], weights)
+        assert plain.last is not None and (plain.last.bytes, plain.last.verified) == (weights.nbytes, 0)
+        with pytest.raises(ConfigError, match="offered without checksums"):
+            checking.recv_checkpoint(0, source.metadata(), step, SECONDS)
+        source.disallow_checkpoint()
+        weights.add_(1)
+    for transport in (source, plain, checking):
+        transport.shutdown()
+
+
 def test_in_place_a_reader_that_does_not_come_is_not_waited_for_for_ever(engines: list[Engine]) -> None:
     source = OneSidedTransport[Any](memory="in_place", patience=0.05, engine=engines[0])
     source.disallow_checkpoint()  # nothing was sent

@@ -30,7 +30,7 @@ from ..sharding.dtensor import local_tensor
 from ..sharding.offer import AnyLayout, Offer, sources_of
 from ..sharding.state_dict import Publication
 from ..sharding.units import Units
-from .healing_check import BLOCK, Checksums, Verification, copied_with_checksums
+from .healing_check import BLOCK, Checksums, Verification, copied
 
 __all__ = ["FetchedState", "OfferedState", "StateOffer", "fetch_state", "put_together", "taken_apart"]
 
@@ -48,7 +48,7 @@ class StateOffer:
     version: int
     handles: bytes  # an Offer
     structure: bytes
-    checksums: Checksums
+    checksums: Checksums | None
 
 
 @dataclass(frozen=True)
@@ -88,23 +88,25 @@ class OfferedState:
         ranks: int = 1,
         layouts: Mapping[str, AnyLayout] | None = None,
         as_local: bool = False,
+        checksums: bool = True,
         engine: Engine | None = None,
     ) -> None:
         """`memory`: "copy", a copy on the CPU that training does not touch; "in_place", where the tensors are, which
         have to stay as they are until `close`. `rank`, `ranks`: of this process in its replica. DTensors say which part
         of a tensor this is, `layouts` does for others, by their path such as "['model']['weight']"; with `as_local`
         each part is a tensor by itself, for the same rank of another replica. Others are the same on all ranks.
+        `checksums`: without them readers have to ask for verify=False.
 
         ConfigError, RegistrationError, before anything is offered.
         """
         if memory not in ("copy", "in_place"):
             raise ConfigError(f"memory is {memory!r}, but must be copy or in_place")
         self._engine = engine or default_engine()
-        self._memory, self._as_local, self._replica = memory, as_local, replica
+        self._memory, self._as_local, self._replica, self._is_summed = memory, as_local, replica, checksums
         tensors, self._structure = taken_apart(state, as_local)
         self._copies = _room_for(tensors, self._engine) if memory == "copy" else {}
         served = {name: _as_before(tensors[name], copy) for name, copy in self._copies.items()} or tensors
-        self._checksums = {} if memory == "copy" else copied_with_checksums(tensors, {}, self._engine)
+        self._checksums = self._copied(tensors, {}) if memory == "in_place" else {}
         placed = {name: layout for name, layout in (layouts or {}).items() if name in tensors}
         if unknown := set(layouts or {}) - set(tensors):
             raise ConfigError(f"layouts names {sorted(unknown)}, but the state has no such tensors")
@@ -114,7 +116,10 @@ class OfferedState:
             self._publication = publish(served, "state", version=version, **options)
         self._version = version
         if memory == "copy":
-            self._checksums = copied_with_checksums(tensors, self._copies, self._engine)
+            self._checksums = self._copied(tensors, self._copies)
+
+    def _copied(self, tensors: Mapping[str, Tensor], copies: Mapping[str, Tensor]) -> Checksums | None:
+        return copied(tensors, copies, self._engine, with_checksums=self._is_summed)
 
     @property
     def offer(self) -> StateOffer:
@@ -136,7 +141,7 @@ class OfferedState:
         if _signature(tensors) != _signature(self._copies) or self._publication is None:
             return False
         with self._publication.update(version):
-            self._checksums = copied_with_checksums(tensors, self._copies, self._engine)
+            self._checksums = self._copied(tensors, self._copies)
         self._structure, self._version = structure, version
         return True
 
@@ -182,6 +187,8 @@ def fetch_state(
         raise ConfigError("offers is empty, but somebody has to have the state")
     newest = max(offer.version for offer in given)
     given = [offer for offer in given if offer.version == newest]
+    if verify and any(offer.checksums is None for offer in given):
+        raise ConfigError("verify is True, but the state is offered without checksums; pass verify=False")
     engine = engine or default_engine()
     sources = _as_one_job(given, engine)
     offered = [offer for offer, _ in sources.values()]
@@ -192,7 +199,8 @@ def fetch_state(
     local = {name: _local(tensor) for name, tensor in targets.items()}
     options: dict[str, Any] = {"layouts": layouts, "rank": rank, "ranks": ranks, "same_ranks": False}
     sums_of = BLOCK if verify else None
-    reader = Reader(offered, targets, units=Units(local, _UNIT), sums_of=sums_of, engine=engine, **options)
+    options |= {"units": Units(local, _UNIT), "sums_of": sums_of, "at_once": True}
+    reader = Reader(offered, targets, engine=engine, **options)
     check = Verification(local, sources, engine) if verify else None
     on_read = check.on_read if check is not None else None
     report = reader.reshard.run(version=newest, timeout=deadline.left(), progress=progress, on_read=on_read)
@@ -225,7 +233,7 @@ def _as_one_job(offers: Sequence[StateOffer], engine: Engine) -> dict[int, tuple
         number = replicas.index(each.replica) + len(replicas) * offer.rank
         if number in found:
             raise ConfigError(f"offers has two of replica {each.replica!r} and rank {offer.rank}")
-        found[number] = offer, each.checksums
+        found[number] = offer, each.checksums or {}
     layouts = _layouts_of(found)
     for number, (offer, sums) in found.items():
         tensors = {name: replace(tensor, layout=layouts.get(name)) for name, tensor in offer.tensors.items()}

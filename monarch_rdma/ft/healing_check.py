@@ -20,7 +20,7 @@ from ..sharding.deadline import Deadline
 from ..sharding.offer import Offer
 from ..sharding.reads import Read, Strided, ends_of, part_of
 
-__all__ = ["BLOCK", "Checksums", "Verification", "copied_with_checksums"]
+__all__ = ["BLOCK", "Checksums", "Verification", "copied"]
 
 BLOCK = 1 << 20  # bytes that have a checksum together
 _MOST = 16 << 20  # bytes of an owner's part that are read at once to be compared
@@ -28,13 +28,19 @@ _MOST = 16 << 20  # bytes of an owner's part that are read at once to be compare
 Checksums = dict[str, list[int]]  # of the local part of each tensor
 
 
-def copied_with_checksums(sources: Mapping[str, Tensor], copies: Mapping[str, Tensor], engine: Engine) -> Checksums:
+def copied(
+    sources: Mapping[str, Tensor], copies: Mapping[str, Tensor], engine: Engine, *, with_checksums: bool = True
+) -> Checksums | None:
     """Copies each tensor's local part into that of the same name, where there is one; returns checksums of all."""
-    return {name: _copied(tensor, copies.get(name), engine) for name, tensor in sources.items()}
+    local = {name: tensor._local_tensor if isinstance(tensor, DTensor) else tensor for name, tensor in sources.items()}
+    if with_checksums:
+        return {name: _copied(tensor, copies.get(name), engine) for name, tensor in local.items()}
+    for name, copy in copies.items():
+        copy.copy_(local[name])
+    return None
 
 
-def _copied(tensor: Tensor, copy: Tensor | None, engine: Engine) -> list[int]:
-    source = tensor._local_tensor if isinstance(tensor, DTensor) else tensor
+def _copied(source: Tensor, copy: Tensor | None, engine: Engine) -> list[int]:
     if copy is None:
         return _sums(source.cpu().contiguous(), engine)
     if source.is_contiguous() and source.is_cpu and not (source.is_conj() or source.is_neg()):

@@ -67,16 +67,18 @@ class OneSidedTransport(CheckpointTransport[T]):  # type: ignore[misc, unused-ig
         *,
         memory: str = "copy",
         state_dict: Callable[[], T] | None = None,
+        verify: bool = True,
         patience: float = 10.0,
         engine: Engine | None = None,
     ) -> None:
         """`memory`: "copy", where the source trains on at once; or "in_place", where it waits before its next update
         until all have read, for at most `patience` seconds: less work, and no memory. `state_dict`: gives a state whose
-        tensors are written in place where they are alike, else new ones are made.
+        tensors are written in place where they are alike, else new ones are made. `verify`: checksums are made and
+        compared; the same for all.
         """
         if memory not in ("copy", "in_place"):
             raise ConfigError(f"memory is {memory!r}, but must be copy or in_place")
-        self._memory, self._state_dict, self._patience = memory, state_dict, patience
+        self._memory, self._state_dict, self._verify, self._patience = memory, state_dict, verify, patience
         self._engine = engine or default_engine()
         self._done = np.frombuffer(shared_memory(8, engine=self._engine), dtype=np.int64)
         self._done_word = RDMABuffer(self._done, engine=self._engine)
@@ -115,8 +117,8 @@ class OneSidedTransport(CheckpointTransport[T]):  # type: ignore[misc, unused-ig
         if number < len(self._parts):
             self._parts[number].close()
             del self._parts[number]
-        options: dict[str, Any] = {"version": self._num_sent, "memory": self._memory, "engine": self._engine}
-        self._parts.insert(number, OfferedState(part, **options))
+        options: dict[str, Any] = {"version": self._num_sent, "memory": self._memory, "checksums": self._verify}
+        self._parts.insert(number, OfferedState(part, engine=self._engine, **options))
         return self._parts[number].offer
 
     def _publish(self, checkpoint: _Checkpoint) -> None:
@@ -136,7 +138,8 @@ class OneSidedTransport(CheckpointTransport[T]):  # type: ignore[misc, unused-ig
 
         Raises TransferTimeout, PeerLost, ProtocolError where what came is not what was offered.
         """
-        source = _Source(self._engine, metadata, step, time.monotonic() + timeout.total_seconds(), timeout)
+        deadline = time.monotonic() + timeout.total_seconds()
+        source = _Source(self._engine, metadata, step, deadline, timeout, self._verify)
         into = taken_apart(self._state_dict(), as_local=True)[0] if self._state_dict is not None else {}
         begin = time.monotonic()
         while True:
@@ -172,6 +175,7 @@ class _Source:
     step: int
     deadline: float
     timeout: timedelta
+    verify: bool
 
     def read(self, into: Mapping[str, Tensor]) -> tuple[object, int, int]:
         """The state, its bytes, and how many of them were verified. Parts that are like those of `into` go there."""
@@ -204,7 +208,7 @@ class _Source:
                 return checkpoint, parts
 
     def _fetch(self, offer: StateOffer, into: dict[str, Tensor] | None) -> FetchedState:
-        return fetch_state(offer, into=into, timeout=self._left(), engine=self.engine)
+        return fetch_state(offer, into=into, verify=self.verify, timeout=self._left(), engine=self.engine)
 
     def _wait(self, have: int) -> _Checkpoint:
         """Until there are more parts, or all."""

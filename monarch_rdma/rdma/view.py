@@ -73,11 +73,11 @@ class View:
     def is_contiguous(self) -> bool:
         return not self.merged[1]
 
-    @property
+    @cached_property
     def extent(self) -> int:
         """Bytes from `offset` to one past the furthest byte; 0 where there are none."""
-        if self.nbytes == 0:
-            return 0
+        if self.nbytes == 0 or self.is_contiguous:
+            return self.nbytes
         return self.itemsize + sum((count - 1) * stride for count, stride in zip(self.shape, self.strides, strict=True))
 
     @cached_property

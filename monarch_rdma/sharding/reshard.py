@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -72,12 +72,14 @@ class Reshard:
         staging_bytes: int = _STAGING_BYTES,
         units: Units | None = None,
         sums_of: int | None = None,
+        at_once: bool = False,
     ) -> None:
         """`buffers`: for each rank of the sources its local tensors by name, this rank's too. `targets`: this rank's
         local tensors. `layouts`: of the sources; with them the part of a rank that is lost is read from others that
         have it too. `words`: each rank's `VersionWord.buffer`; with them a run reads one version or fails.
         `staging_bytes`: the most that values of another dtype or order of axes wait in. `units`: in whose order the
         targets are filled, by reads that are no larger; None for the order that is fast. `sums_of`: as in reads_of.
+        `at_once`: for what is carried out once: the first run prepares reads, in the plan's order, while others move.
 
         ConfigError where a buffer or target is missing, or is not what was planned.
         """
@@ -92,14 +94,14 @@ class Reshard:
         self._is_bulk = plan.bytes_moved + plan.bytes_here >= BULK_BYTES
         self._targets = {tensor.target: _checked_target(tensor, targets) for tensor in plan.tensors}
         self._reads: list[Read] = []
-        for tensor in plan.tensors:
-            self._reads += self._prepared(tensor, tensor.copies)
-        self._reads = self._in_order(self._reads)
+        self._unprepared = deque(plan.tensors)
+        if not at_once:
+            self._reads = self._in_order(list(self._growing()))
         self._gone: set[int] = set()
         self._last_error: RdmaError | None = None
         self._words: dict[int, RemoteWord] | None = None
         if words is not None:
-            if missing := {read.rank for read in self._reads} - set(words):
+            if missing := self._ranks() - set(words):
                 raise ConfigError(f"words has none for the ranks {sorted(missing)}, but the plan reads from them")
             self._words = {rank: RemoteWord(buffer) for rank, buffer in words.items()}
 
@@ -113,6 +115,20 @@ class Reshard:
         target = self._targets[tensor.target]
         how: dict[str, Any] = {"bulk": self._is_bulk, "sums_of": self._sums_of}
         return reads_of(tensor, copies, self._buffers, target, self._staging, most, **how)
+
+    def _growing(self) -> Iterator[Read]:
+        """All reads; those that are not prepared yet are prepared when they are asked for."""
+        yield from tuple(self._reads)
+        while self._unprepared:
+            fresh = list(self._prepared(self._unprepared[0], self._unprepared[0].copies))
+            self._unprepared.popleft()
+            self._reads += fresh
+            yield from fresh
+
+    def _ranks(self) -> set[int]:
+        """That reads are from, prepared or not."""
+        planned = (int(rank) for tensor in self._unprepared for rank in tensor.copies.source)
+        return {*planned, *(read.rank for read in self._reads)}
 
     def _in_order(self, reads: list[Read]) -> list[Read]:
         if self._units is None:
@@ -143,8 +159,9 @@ class Reshard:
         other has it; VersionChanged where ranks have several versions, or one was written meanwhile; and what reads
         raise. The targets are then partly written.
         """
-        run = _Run(timeout, version, progress, follower, on_read, sum(read.nbytes for read in self._reads))
-        pending, before = list(self._reads), set(self._gone)
+        run = _Run(timeout, version, progress, follower, on_read, self._plan.bytes_moved + self._plan.bytes_here)
+        before = set(self._gone)
+        pending = self._read_unprepared(run) if self._unprepared else list(self._reads)
         while pending:
             lost = self._verified({read.rank for read in pending}, run)
             if lost:
@@ -154,16 +171,26 @@ class Reshard:
             if follower is not None:
                 pending = self._in_order(pending)
                 follower.begins([self._first_unit(read) for read in pending])
-            failed = self._read_all(pending, run)
-            lost = {read.rank for read in failed}
-            if self._words is not None:  # what a rank sent and cannot vouch for any more does not count
-                lost |= self._verified({read.rank for read in pending} - lost, run)
-                failed = [read for read in pending if read.rank in lost]
-            pending = self._replaced(failed, lost) if failed else []
+            pending = self._left(self._read_all(pending, run), pending, run)
         gone = tuple(sorted(self._gone - before))
         return Report(run.version, run.done, len(self._reads), time.monotonic() - run.begin, gone)
 
-    def _read_all(self, reads: list[Read], run: _Run) -> list[Read]:
+    def _read_unprepared(self, run: _Run) -> list[Read]:
+        """Prepares and reads at the same time; what is left to be read then."""
+        if run.follower is not None or self._verified(self._ranks(), run):
+            return list(self._growing())
+        failed = self._read_all(self._growing(), run)
+        return self._left(failed, self._reads, run)
+
+    def _left(self, failed: list[Read], reads: list[Read], run: _Run) -> list[Read]:
+        """What is read again, from others: of these what has failed, or is from a rank that cannot vouch for it."""
+        lost = {read.rank for read in failed}
+        if self._words is not None:
+            lost |= self._verified({read.rank for read in reads} - lost, run)
+            failed = [read for read in reads if read.rank in lost]
+        return self._replaced(failed, lost) if failed else []
+
+    def _read_all(self, reads: Iterable[Read], run: _Run) -> list[Read]:
         """Those that failed because their rank is lost. Any other failure is raised when all others have ended."""
         under_way: deque[tuple[Read, Future]] = deque()
         failed: list[Read] = []

@@ -184,6 +184,7 @@ class Reader:
         timeout: float | None = 60,
         units: Units | None = None,
         sums_of: int | None = None,
+        at_once: bool = False,
         engine: Engine | None = None,
     ) -> None:
         """`source`: a name in the `directory`, whose offers are waited for up to `timeout` seconds; or the offers.
@@ -192,8 +193,8 @@ class Reader:
         for new tensors. `transforms`: as in make_plan. `layouts`: of tensors of `into` that are not DTensors; others
         are wanted in whole by all readers. `rank`, `ranks`: of this reader among all readers; by default those of
         torch.distributed, or 0 of 1. `same_ranks`: whether readers and publishers are ranks of one job, so that what a
-        rank has it need not read from others; by default whether this process is a publisher. `units`, `sums_of`: as
-        for Reshard.
+        rank has it need not read from others; by default whether this process is a publisher. `units`, `sums_of`,
+        `at_once`: as for Reshard.
 
         ConfigError, PlanError, TransferTimeout, ProtocolError.
         """
@@ -228,6 +229,7 @@ class Reader:
             words={offer.rank: offer.word for offer in offers},
             units=units,
             sums_of=sums_of,
+            at_once=at_once,
         )
 
     def fetch(
