@@ -23,24 +23,24 @@ def llama3_debug(assets: Path) -> Any:
     config.training.mixed_precision_param = "float32"
     config.training.seq_len, config.training.local_batch_size = 128, 2
     config.activation_checkpoint = None
-    config.parallelism.spmd_backend = "partial_dtensor"  # the other one needs a later torch than 2.13 for FSDP
-    config.validator.enable = False
     return _with_assets(config, assets)
 
 
 def llama3_8b(assets: Path) -> Any:
-    """For 8 GPUs a replica: `assets`/tokenizer is that of Llama 3.1 8B, `assets`/text is C4 or like it."""
+    """For 8 GPUs a replica: `assets`/tokenizer is that of Llama 3.1 8B, `assets`/text has files of C4 or like it."""
     from torchtitan.models.llama3.config_registry import llama3_8b as registered
 
     config = registered()
     config.profiler.enable_profiling = False
     config.metrics.log_freq = 1
     config.metrics.enable_tensorboard = False
-    config.validator.enable = False
+    config.dataloader.dataset = "streamed_text"
     return _with_assets(config, assets)
 
 
 def _with_assets(config: Any, assets: Path) -> Any:
+    config.parallelism.spmd_backend = "partial_dtensor"  # the other one needs a later torch than 2.13 for FSDP
+    config.validator.enable = False
     config.hf_assets_path = str(assets / "tokenizer")
     config.dataloader.dataset_path = str(assets / "text")
     config.dump_folder = str(assets / "dump")

@@ -5,10 +5,21 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
+from datasets import load_dataset
+
 from monarch_rdma.ft import Place
-from torchtitan.hf_datasets.text_datasets import HuggingFaceTextDataLoader
+from torchtitan.hf_datasets import DatasetConfig
+from torchtitan.hf_datasets.text_datasets import DATASETS, HuggingFaceTextDataLoader
 
 __all__ = ["ReplicatedText", "replicated"]
+
+
+# Files of any size with a column "text", JSON lines or Parquet: TorchTitan's own "c4" takes only the hub's.
+DATASETS["streamed_text"] = DatasetConfig(
+    path="text",
+    loader=lambda path: load_dataset(path, split="train", streaming=True),
+    sample_processor=lambda sample: sample["text"],
+)
 
 
 class ReplicatedText(HuggingFaceTextDataLoader):
