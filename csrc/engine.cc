@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <span>
 
+#include "base/fd.h"
 #include "base/json.h"
 #include "engine_face.h"
 #include "memory/device.h"
@@ -288,6 +289,7 @@ void mr_options_default(mr_options* options) { *options = Options::defaults(); }
 
 int mr_engine_create(const mr_options* options, mr_engine** engine, mr_error* error) {
   return guarded(error, [&] {
+    fill_standard_streams();
     Options checked = Options::from(*options);
     Lanes lanes = make_lanes(checked);
     *engine = new mr_engine{Node::create(std::move(checked), std::move(lanes.types)), std::move(lanes.keeper),

@@ -361,25 +361,42 @@ def _terminated(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)  # through every `finally`, so that no process is left
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns the exit code."""
+def _main(argv: Sequence[str] | None) -> int:
     parser = _parser()
     arguments, rest = parser.parse_known_args(argv)
     if rest and arguments.command not in ("bench", "simulate"):
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
-    signal.signal(signal.SIGTERM, _terminated)
-    try:
-        if arguments.version:
-            from importlib.metadata import version
+    if arguments.version:
+        from importlib.metadata import version
 
-            print(f"monarch-rdma {version('monarch-rdma')}")
-            return 0
-        if arguments.command is None:
-            parser.print_help()
-            return 2
+        print(f"monarch-rdma {version('monarch-rdma')}")
+        return 0
+    if arguments.command is None:
+        parser.print_help()
+        return 2
+    try:
         code = _run(arguments, rest)
         sys.stdout.flush()
         return code
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        if arguments.debug:
+            raise
+        print(f"monarch-rdma {arguments.command}: {str(error) or type(error).__name__}", file=sys.stderr)
+        return 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command line and returns the exit code."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by whoever started us, who wants to see nothing of it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
+    try:
+        if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, _terminated)
+        return _main(argv)
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         return _INTERRUPTED
@@ -387,11 +404,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         # The interpreter flushes stdout once more on its way out.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return _BROKEN_PIPE
-    except Exception as error:
-        if arguments.debug:
-            raise
-        print(f"monarch-rdma {arguments.command}: {str(error) or type(error).__name__}", file=sys.stderr)
-        return 1
 
 
 if __name__ == "__main__":

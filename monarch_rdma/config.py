@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -35,6 +34,7 @@ __all__ = [
     "get",
     "get_global_config",
     "get_runtime_config",
+    "is_plain",
     "launcher_variables",
     "python_breakpoint",
     "runtime_directory",
@@ -79,6 +79,7 @@ class Option:
             checked = _to_lanes(value)
         else:
             checked = os.fspath(value) if isinstance(value, str | os.PathLike) else None
+            checked = checked if is_plain(checked) else None
         if checked is None:
             raise ConfigError(f"{where} is {value!r}, but must be {self._wanted()}")
         if self.is_absolute_path and checked and not os.path.isabs(str(checked)):
@@ -87,7 +88,7 @@ class Option:
             )
         if self.choices and checked not in self.choices:
             raise ConfigError(f"{where} is {value!r}, but must be one of {', '.join(map(repr, self.choices))}")
-        if self.type in (int, float) and not self.minimum <= float(checked) <= self.maximum:
+        if self.type in (int, float) and not self.minimum <= checked <= self.maximum:  # type: ignore[operator]
             raise ConfigError(f"{where} is {value!r}, but must be from {self.minimum:g} to {self.maximum:g}")
         return checked
 
@@ -640,6 +641,11 @@ def python_breakpoint() -> str:
     return os.environ.get("PYTHONBREAKPOINT", "")
 
 
+def is_plain(value: object) -> bool:
+    """Whether it is a string that the core, in C and UTF-8, can be told."""
+    return isinstance(value, str) and "\0" not in value and value.encode(errors="replace").decode() == value
+
+
 def _to_bool(value: object) -> Value | None:
     if isinstance(value, bool) or (isinstance(value, int) and value in (0, 1)):
         return bool(value)
@@ -666,7 +672,7 @@ def _to_int(value: object, unit: str) -> Value | None:
 
 def _to_seconds(value: object) -> Value | None:
     if isinstance(value, int | float) and not isinstance(value, bool):
-        return None if math.isnan(value) else float(value)
+        return None if value != value else value if abs(value) > 2**53 else float(value)
     match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
     scale = _SECONDS.get(match[2].lower()) if match else None
     return float(match[1]) * scale if match and scale else None

@@ -252,7 +252,7 @@ def test_an_expanded_tensor_can_be_read_but_not_written(far: Callable[..., RDMAB
     far(torch.zeros(2, 3)).write_from(torch.ones(3).expand(2, 3)).get()
 
 
-@pytest.mark.parametrize("lanes", ["smoke", [], "", ["shm", "pigeon"]])
+@pytest.mark.parametrize("lanes", ["smoke", [], "", ["shm", "pigeon"], 3])
 def test_lanes_that_are_none_are_refused(far: Callable[..., RDMABuffer], lanes: Any) -> None:
     with pytest.raises(errors.ConfigError, match="lanes is"):
         far(bytearray(4)).read_into(bytearray(4), lanes=lanes)

@@ -111,6 +111,44 @@ def test_ctrl_c_ends_with_130(
     assert capsys.readouterr().err == "interrupted\n"
 
 
+@pytest.mark.parametrize(("moment", "code"), [("monarch_rdma.cli", -signal.SIGINT), ("at exit", 0)])
+def test_ctrl_c_before_and_after_the_command_shows_no_traceback(moment: str, code: int) -> None:
+    """While its modules are imported; and when all is done."""
+    program = f"""
+import atexit, os, signal, sys
+from monarch_rdma import __main__ as start
+
+class Importer:
+    def find_spec(self, name, *_):
+        if name == {moment!r}:
+            os.kill(os.getpid(), signal.SIGINT)
+
+sys.meta_path.insert(0, Importer())
+sys.argv[1:] = ["--version"]
+atexit.register(os.kill, os.getpid(), signal.SIGINT)
+sys.exit(start.main())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, done.stderr) == (code, "")
+
+
+def test_ctrl_c_stays_ignored_where_it_was() -> None:
+    program = """
+import os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
+from monarch_rdma import __main__ as start
+import monarch_rdma.cli
+monarch_rdma.cli._main = lambda argv: os.kill(os.getpid(), signal.SIGINT) or 7
+sys.exit(start.main())
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 7
+
+
+def test_closed_standard_streams_are_no_failure() -> None:
+    shell = ["bash", "-c", 'exec "$@" >&- 2>&-', "bash", *COMMAND, "--version"]
+    assert subprocess.run(shell, timeout=60, check=False).returncode == 0
+
+
 def test_a_reader_that_goes_away_is_no_failure_to_report() -> None:
     process = subprocess.Popen([*COMMAND, "doctor"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None

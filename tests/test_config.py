@@ -91,7 +91,7 @@ def test_an_unknown_environment_variable_is_told_the_nearest(monkeypatch: pytest
         ("lanes", "tcp,tcp"),
         ("lanes", "smoke"), ("lanes", 5), ("ip_family", 5), ("port_max", 65536), ("heartbeat_timeout", "soon"),
         ("heartbeat_timeout", -1), ("heartbeat_timeout", float("nan")), ("heartbeat_timeout", float("inf")),
-        ("name", 7),
+        ("name", 7), ("name", "a\0b"), ("name", "\ud800"), ("connect_timeout", 10**400), ("tcp_sockets", 10**400),
         ("max_frame_bytes", "1.5"), ("max_frame_bytes", 1),
     ],
 )  # fmt: skip
@@ -213,9 +213,11 @@ def test_what_is_no_secret_file_is_refused(tmp_path: Path) -> None:
         (tmp_path / "fifo", "not a regular file"),
         (secret_file(tmp_path / "short", b"short"), "16 to 4096 bytes, but has 5"),
         (secret_file(tmp_path / "long", b"x" * 5000), "but has 5000"),
+        (None, "secret_file is None"),
+        ("a\0b", "must be the path of a file"),
     ]:
         with pytest.raises(errors.ConfigError, match=why):
-            Secret.from_file(path)
+            Secret.from_file(path)  # type: ignore[arg-type]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -265,6 +267,9 @@ def test_what_gives_no_secret_is_refused() -> None:
         Secret.from_fd(read)
     with pytest.raises(errors.ConfigError, match="not open"):
         Secret.from_fd(987654)
+    for number in ("3", None, True, -1, 2**40):
+        with pytest.raises(errors.ConfigError, match="must be the number of an open descriptor"):
+            Secret.from_fd(number)  # type: ignore[arg-type]
     directory = os.open("/", os.O_RDONLY)
     with pytest.raises(errors.ConfigError, match="neither a file nor a pipe"):
         Secret.from_fd(directory)

@@ -201,6 +201,17 @@ def test_bad_directories_are_refused(secret: Secret, directory: Path, umask: Non
     assert sockets(path) == []
 
 
+def test_an_engine_does_without_a_directory_that_nobody_asked_for(
+    secret: Secret, directory: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A full or read-only /tmp fails as late as one that is removed at this moment."""
+    monkeypatch.setattr("monarch_rdma.rdma.engine.socket_directory", lambda setting: str(directory / "gone"))
+    with Engine(secret=secret) as engine:
+        assert "unix=" in engine.address
+    with pytest.raises(errors.ConfigError, match="no such directory"):
+        Engine(secret=secret, unix_socket_dir=directory)
+
+
 def test_by_default_it_is_the_private_directory(secret: Secret, directory: Path) -> None:
     config.configure(runtime_dir=str(directory))
     with Engine(secret=secret):

@@ -264,6 +264,14 @@ def test_an_old_torch_is_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (check.ok, check.fix) == (False, "pip install 'torch>=2.10'")
 
 
+def test_an_option_that_no_engine_would_start_with_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert named(software.checks(), "options").ok
+    monkeypatch.setenv("MONARCH_RDMA_TCP_SOKETS", "4")
+    check = named(software.checks(), "options")
+    assert (check.ok, check.required) == (False, True)
+    assert "MONARCH_RDMA_TCP_SOKETS names no option; did you mean MONARCH_RDMA_TCP_SOCKETS?" in check.why
+
+
 # --- code that may crash
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from knocks import without_knocks
 
 from monarch_rdma import config, errors
 from monarch_rdma.rdma import Engine, RDMABuffer, Secret, connect, default_engine, listen, zeros
+from monarch_rdma.rdma.private_files import PrivateFile
 
 
 @pytest.fixture(autouse=True)
@@ -143,6 +145,8 @@ def test_names_come_and_go(owner: Engine, reader: Engine) -> None:
         ("", {}, "name"),
         ("x", {"a": 5}, r"buffers\['a'\] is a int"),
         ("x", {5: None}, r"buffers\[5\]"),
+        ("\ud800", {}, "name is"),
+        ("x", None, "buffers is a NoneType"),
     ],
 )
 def test_what_cannot_be_published_is_named(owner: Engine, name: Any, buffers: Any, why: str) -> None:
@@ -178,10 +182,13 @@ def test_a_secret_that_is_gone_is_named(owner: Engine) -> None:
         connect(f"{owner.address}&secret_file=/nowhere.secret")
 
 
-@pytest.mark.parametrize("address", ["", "nonsense", "http://127.0.0.1:1/", "127.0.0.1:notaport", 5, None])
-def test_what_is_no_address_is_refused(address: Any) -> None:
-    with pytest.raises(errors.ConfigError):
-        connect(address, timeout=5)
+@pytest.mark.parametrize(
+    "address", ["", "nonsense", "http://127.0.0.1:1/", "127.0.0.1:notaport", "127.0.0.1:1\0", "\ud800", 5, None]
+)
+def test_what_is_no_address_is_refused(address: Any, reader: Engine) -> None:
+    for use in (lambda: connect(address, timeout=5), lambda: reader.watch(address)):
+        with pytest.raises(errors.ConfigError):
+            use()
 
 
 def test_nobody_there(reader: Engine) -> None:
@@ -225,6 +232,16 @@ def test_a_directory_that_is_not_ours_is_refused(private_directory: Path) -> Non
     config.configure(runtime_dir="/proc/1/nothing")
     with pytest.raises(errors.ConfigError, match="set runtime_dir"):
         listen()
+
+
+def test_a_secret_that_the_disk_has_no_room_for_leaves_no_file(private_directory: Path) -> None:
+    def write(path: str) -> None:
+        Path(path).touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.raises(errors.ConfigError, match="No space left on device; set runtime_dir"):
+        PrivateFile(".secret", write)
+    assert list(private_directory.glob("*.secret")) == []
 
 
 def test_engine_and_secret_file_are_one_too_many(owner: Engine) -> None:

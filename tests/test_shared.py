@@ -74,6 +74,8 @@ def test_more_memory_than_there_is(owner: Engine) -> None:
         zeros(1 << 58, dtype=torch.uint8, engine=owner)
     assert isinstance(caught.value, errors.RegistrationError | errors.ResourceExhausted)
     assert caught.value.size == 1 << 58
+    with pytest.raises(errors.RegistrationError, match="more than a process can have"):
+        zeros(1 << 40, 1 << 40, engine=owner)
 
 
 def test_shared_memory_without_torch_tensors(owner: Engine, reader: Engine) -> None:

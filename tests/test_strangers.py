@@ -9,6 +9,8 @@ import re
 import socket
 import ssl
 import struct
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from urllib.parse import unquote
@@ -147,6 +149,18 @@ def test_garbage_on_tcp_closes_the_connection(engine: Engine, works: None, name:
             everything(sock)
         except ConnectionError:
             return
+
+
+def test_nobody_gets_the_number_of_a_closed_standard_stream() -> None:
+    """What is told of a stranger on standard error would go to a peer."""
+    program = """
+import os
+from monarch_rdma.rdma import Engine
+os.closerange(0, 3)
+engine = Engine()
+os._exit(sum(os.readlink(f"/proc/self/fd/{number}") == "/dev/null" for number in range(3)))
+"""
+    assert subprocess.run([sys.executable, "-c", program], timeout=60, check=False).returncode == 3
 
 
 def test_a_silent_stranger_is_shown_out(engine: Engine, works: None) -> None:

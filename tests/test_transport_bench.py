@@ -70,3 +70,10 @@ def test_arguments_that_do_not_go_together_are_named(arguments: list[str], why: 
     done = run(*arguments)
     assert (done.returncode, done.stdout) == (2, "")
     assert why in done.stderr
+
+
+def test_figures_that_cannot_be_written_are_a_failure() -> None:
+    with open("/dev/full", "w") as full:
+        command = [bench.binary(), "--local", "--lane", "tcp", "--sizes", "8", "--iters", "8", "--rounds", "1"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+    assert (done.returncode, done.stderr) == (1, "transport_bench: the figures cannot be written\n")

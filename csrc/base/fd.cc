@@ -71,6 +71,11 @@ int this_pid() {
 
 bool is_this_process(int owner_pid) { return this_pid() == owner_pid; }
 
+void fill_standard_streams() {
+  for (int fd = 0; fd <= 2; ++fd)
+    if (::fcntl(fd, F_GETFD) < 0) (void)::open("/dev/null", O_RDWR);  // gets the lowest number that is free: this one
+}
+
 Fd make_eventfd() {
   Fd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   if (!fd.valid()) throw Error(MR_RESOURCE_EXHAUSTED, "can't make an eventfd (raise `ulimit -n`)", errno);

@@ -34,6 +34,10 @@ class Fd {
 bool is_this_process(int owner_pid);
 int this_pid();
 
+// Opens /dev/null in place of the standard streams that are closed. What is opened next would get their numbers, and
+// whatever prints to standard error would write into it: into a peer's data, say.
+void fill_standard_streams();
+
 Fd make_eventfd();
 Fd make_memfd(const std::string& label, uint64_t size);  // sealed against shrinking and growing
 Fd reopen_read_only(int fd);                             // invalid Fd where /proc forbids it

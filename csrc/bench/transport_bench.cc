@@ -6,6 +6,7 @@
 #include <csignal>
 #include <cstdio>
 #include <memory>
+#include <stdexcept>
 
 #include "engine_handle.h"
 #include "failure.h"
@@ -100,6 +101,7 @@ int main(int argc, char** argv) {
       listen(options);
     else
       measure(options);
+    if (std::fflush(stdout) != 0 || std::ferror(stdout) != 0) throw std::runtime_error("the figures cannot be written");
     return 0;
   } catch (const UsageError& error) {
     std::fprintf(stderr, "transport_bench: %s\n", error.what());

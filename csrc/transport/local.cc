@@ -63,7 +63,7 @@ class LocalLink final : public Link, public std::enable_shared_from_this<LocalLi
   const char* lane() const override { return "local"; }
   const char* lane_for(const RemoteRegion&) const override { return "local"; }
   std::string refuses(const Op& op) const override {
-    return op.verb == Verb::map && op.remote->shared_id == 0 ? "it is not memory from shared_alloc" : "";
+    return op.verb == Verb::map && op.remote->shared_id == 0 ? "it is not memory from empty, zeros or share" : "";
   }
 
   bool try_inline(const OpRef& op) override {
@@ -99,7 +99,7 @@ class LocalLink final : public Link, public std::enable_shared_from_this<LocalLi
       else if (region->shared)
         op->mapping = std::shared_ptr<Mapping>(region->shared, &region->shared->mapping);
       else
-        status = Status{kUnavailable, 0, "local: it is not memory from shared_alloc"};
+        status = Status{kUnavailable, 0, "local: it is not memory from empty, zeros or share"};
     } catch (const Error& error) {
       status = error.status();
     }

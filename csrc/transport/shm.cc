@@ -275,7 +275,7 @@ std::string ShmLink::refuses(const Op& op) const {
   }
   if (maps(*op.remote) || (op.verb != Verb::map && process_.is_open())) return "";
   const std::string not_mapped =
-      op.remote->shared_id == 0 ? "it is not memory from shared_alloc" : "option shm_mapped is off";
+      op.remote->shared_id == 0 ? "it is not memory from empty, zeros or share" : "option shm_mapped is off";
   return op.verb == Verb::map ? not_mapped : not_mapped + ", and " + no_process_vm_;
 }
 

@@ -7,6 +7,8 @@ import ssl
 import sys
 from importlib import metadata
 
+from .. import config
+from ..errors import ConfigError
 from .check import Check
 
 __all__ = ["checks"]
@@ -14,7 +16,7 @@ __all__ = ["checks"]
 
 def checks() -> list[Check]:
     """All of this module, in the order in which they are shown."""
-    return [_python(), _torch(), _tls(), _core()]
+    return [_python(), _torch(), _tls(), _core(), _options()]
 
 
 def _python() -> Check:
@@ -47,3 +49,12 @@ def _core() -> Check:
     except ImportError as error:
         return Check("software", "C++ core", False, f"it cannot be loaded: {error}", "make build", required=True)
     return Check("software", "C++ core", True, why, required=True)
+
+
+def _options() -> Check:
+    """Those in the environment, which every engine refuses to start with where one is wrong."""
+    try:
+        config.engine_options()
+    except ConfigError as error:
+        return Check("software", "options", False, str(error), "set it right, or unset it", required=True)
+    return Check("software", "options", True, "what the environment sets of them can be used", required=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import AccessDenied, ConfigError, OutOfBounds, ProtocolError, RegistrationError
 from .block_sums import BlockSums
-from .engine import Engine, default_engine, seconds
+from .engine import NEVER, Engine, default_engine, seconds
 from .future import Future
 from .memory import Keep, LastTensor, as_memoryview, as_tensor, bytes_at, memory_of, note_written
 from .notification import Notifications
@@ -166,7 +166,7 @@ class RDMABuffer:
         """
         # Small transfers cost little but the look at their arguments.
         plain = stream is None and not strict and lanes is None
-        if plain and timeout.__class__ in _NUMBERS and timeout >= 0 and (address := self._last.address_of(dst)):
+        if plain and timeout.__class__ in _NUMBERS and 0 <= timeout < NEVER and (address := self._last.address_of(dst)):
             note_written(dst)
             return move_bytes(self._remote, READ, address, self._flat_offset, self._nbytes, timeout, 0, dst)
         deadline, flags = seconds(timeout), transfer_flags(strict, lanes)
@@ -207,7 +207,7 @@ class RDMABuffer:
         the remote bytes.
         """
         plain = notify is None and stream is None and not strict and lanes is None
-        if plain and timeout.__class__ in _NUMBERS and timeout >= 0 and (address := self._last.address_of(src)):
+        if plain and timeout.__class__ in _NUMBERS and 0 <= timeout < NEVER and (address := self._last.address_of(src)):
             return move_bytes(self._remote, WRITE, address, self._flat_offset, self._nbytes, timeout, 0, src)
         deadline, flags = seconds(timeout), transfer_flags(strict, lanes)
         if notify is not None and not (type(notify) is int and 0 <= notify < 2**64):

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from .future import Future
     from .region import Region
 
-__all__ = ["Engine", "default_engine", "open_engines", "raise_error", "scratch", "seconds"]
+__all__ = ["NEVER", "Engine", "as_text", "default_engine", "open_engines", "raise_error", "scratch", "seconds"]
 
 _OPEN, _CLOSED, _FORKED = "open", "closed", "forked"
 NO_DEADLINE = -1.0
@@ -65,6 +65,13 @@ def seconds(timeout: float | None, argument: str = "timeout") -> float:
     return float(timeout) if timeout < NEVER else NO_DEADLINE
 
 
+def as_text(value: object, argument: str) -> bytes:
+    """A string as the core takes it; ConfigError for anything else, and for characters that it cannot be told."""
+    if not config.is_plain(value):
+        raise ConfigError(f"{argument} is {value!r:.200}, but must be a string without NUL or lone surrogates")
+    return str(value).encode()
+
+
 # Something of the core that nobody waits for: whether it is over, how to free it, its handle, what it holds until then.
 Orphan = tuple[Callable[[Any], int], Callable[[Any], None], Any, Any]
 
@@ -93,14 +100,19 @@ class Engine:
         raw = ffi.new("mr_options *")
         lib.mr_options_default(raw)
         kept = []  # cffi does not keep what a field points to
-        for name, value in {**settings, "unix_socket_dir": socket_directory(str(settings["unix_socket_dir"]))}.items():
+        directory = socket_directory(str(settings["unix_socket_dir"]))
+        for name, value in {**settings, "unix_socket_dir": directory}.items():
             if isinstance(value, str):
                 kept.append(value := ffi.new("char[]", value.encode()))
             setattr(raw, name, value)
         kept.append(data := ffi.from_buffer(self.secret.reveal()))
         raw.secret, raw.secret_len = data, len(data)
         out, error = ffi.new("mr_engine **"), ffi.new("mr_error *")
-        if kind := lib.mr_engine_create(raw, out, error):
+        kind = lib.mr_engine_create(raw, out, error)
+        if kind and directory and not settings["unix_socket_dir"]:
+            raw.unix_socket_dir = ffi.NULL  # nobody asked for it, and it may be full or read-only
+            kind = lib.mr_engine_create(raw, out, error)
+        if kind:
             raise_error(error, kind, operation="create")
         self._handle = out[0]
         self._lock = threading.Lock()
@@ -172,7 +184,7 @@ class Engine:
         from .future import Started
 
         future, error = Started(self, "watch", address, 0, None), scratch.error
-        if kind := lib.mr_watch(self.handle, address.encode(), future.cell, error):
+        if kind := lib.mr_watch(self.handle, as_text(address, "address"), future.cell, error):
             raise_error(error, kind, operation="watch")
         return future
 

@@ -19,7 +19,7 @@ from .._engine import lib
 from ..errors import ConfigError, ProtocolError
 from . import names
 from .buffer import RDMABuffer
-from .engine import Engine, adopt_secret, default_engine, raise_error, scratch, seconds
+from .engine import Engine, adopt_secret, as_text, default_engine, raise_error, scratch, seconds
 from .future import Future, Started
 from .private_files import PrivateFile
 from .secret import Secret
@@ -55,8 +55,7 @@ def connect(
 
     Raises PeerLost, TransferTimeout, AuthenticationError, ProtocolError (another version) or ConfigError.
     """
-    if not isinstance(address, str):
-        raise ConfigError(f"address is a {type(address).__name__}, but must be a string")
+    as_text(address, "address")
     match = _IN_ADDRESS.search(address)
     if match is not None:
         address = address[: match.start()] + address[match.end() :]
@@ -93,6 +92,8 @@ class Listener:
     def publish(self, name: str, buffers: RDMABuffer | Mapping[str, RDMABuffer]) -> None:
         """Makes a buffer, or several by their names in a mapping, findable as `name`; replaces what was there."""
         one = isinstance(buffers, RDMABuffer)
+        if not isinstance(buffers, RDMABuffer | Mapping):
+            raise ConfigError(f"buffers is a {type(buffers).__name__}, but must be an RDMABuffer, or several by name")
         named = {"": buffers} if isinstance(buffers, RDMABuffer) else dict(buffers)
         for key, buffer in named.items():
             if not isinstance(key, str) or not isinstance(buffer, RDMABuffer):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .._engine import ffi, lib
-from ..errors import ConfigError
-from .engine import Engine, raise_error, scratch, seconds
+from .engine import Engine, as_text, raise_error, scratch, seconds
 
 __all__ = ["look_up", "publish", "unpublish"]
 
@@ -14,14 +13,14 @@ _USUAL = 64 << 10  # bytes
 def publish(engine: Engine, name: str, blob: bytes) -> None:
     """Makes `blob` findable, and replaces what was there. ResourceExhausted over half of max_frame_bytes."""
     error = scratch.error
-    if kind := lib.mr_publish(engine.handle, _checked(name), blob, len(blob), error):
+    if kind := lib.mr_publish(engine.handle, as_text(name, "name"), blob, len(blob), error):
         raise_error(error, kind, operation="publish", size=len(blob))
 
 
 def unpublish(engine: Engine, name: str) -> None:
     """ConfigError where nothing is published under the name."""
     error = scratch.error
-    if kind := lib.mr_unpublish(engine.handle, _checked(name), error):
+    if kind := lib.mr_unpublish(engine.handle, as_text(name, "name"), error):
         raise_error(error, kind, operation="unpublish")
 
 
@@ -33,15 +32,9 @@ def look_up(engine: Engine, address: str, name: str, timeout: float | None) -> b
     length, error, capacity, limit = ffi.new("uint64_t *"), scratch.error, _USUAL, seconds(timeout)
     while True:
         out = ffi.new("uint8_t[]", capacity)
-        call = (engine.handle, address.encode(), _checked(name), limit, out, capacity, length, error)
+        call = (engine.handle, as_text(address, "address"), as_text(name, "name"), limit, out, capacity, length, error)
         if kind := lib.mr_lookup(*call):
             raise_error(error, kind, operation="lookup", peer=address)
         if length[0] <= capacity:
             return bytes(ffi.buffer(out, length[0]))
         capacity = int(length[0])
-
-
-def _checked(name: object) -> bytes:
-    if not isinstance(name, str) or "\0" in name:
-        raise ConfigError(f"name is {name!r}, but must be a string")
-    return name.encode()

@@ -27,18 +27,32 @@ class PrivateFile:
 
     def __init__(self, suffix: str, write: Callable[[str], None]) -> None:
         directory = private_directory()
-        guard = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        self.path = os.path.join(directory, f"{os.getpid()}-{secrets.token_hex(8)}{suffix}")
         try:
-            fcntl.flock(guard, fcntl.LOCK_EX)
-            for entry in os.scandir(directory):
-                if entry.name.endswith(suffix):
-                    _remove_if_stale(entry.path)
-            self.path = os.path.join(directory, f"{os.getpid()}-{secrets.token_hex(8)}{suffix}")
-            write(self.path)
-            lock = _lock(self.path, fcntl.LOCK_SH)
-        finally:
-            os.close(guard)
+            lock = _made(directory, self.path, suffix, write)
+        except OSError as error:
+            raise ConfigError(
+                f"a private file cannot be made in {directory!r}: {error.strerror}; set runtime_dir"
+            ) from error
         self.close = weakref.finalize(self, _remove, self.path, lock, os.getpid())
+
+
+def _made(directory: str, path: str, suffix: str, write: Callable[[str], None]) -> int:
+    """Removes what dead makers left, makes the file, and returns the lock that says that its maker lives."""
+    guard = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(guard, fcntl.LOCK_EX)
+        for entry in os.scandir(directory):
+            if entry.name.endswith(suffix):
+                _remove_if_stale(entry.path)
+        write(path)
+        return _lock(path, fcntl.LOCK_SH)
+    except OSError:
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+    finally:
+        os.close(guard)
 
 
 def living(suffix: str) -> Iterator[str]:

@@ -38,7 +38,8 @@ class Secret:
     @classmethod
     def from_file(cls, path: str | os.PathLike[str]) -> Secret:
         """Reads a secret. ConfigError unless it is a regular file of ours that nobody else can read."""
-        path = os.fspath(path)
+        if not isinstance(path, str | os.PathLike) or not config.is_plain(path := os.fspath(path)):
+            raise ConfigError(f"secret_file is {path!r:.200}, but must be the path of a file")
         try:
             fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         except OSError as error:
@@ -66,6 +67,8 @@ class Secret:
     @classmethod
     def from_fd(cls, fd: int) -> Secret:
         """Reads a secret to the end of an inherited pipe, memfd or file, and closes it."""
+        if type(fd) is not int or not 0 <= fd < 2**31:
+            raise ConfigError(f"secret_fd is {fd!r:.200}, but must be the number of an open descriptor")
         try:
             facts = os.fstat(fd)
         except OSError as error:

@@ -10,7 +10,7 @@ from operator import index as to_index
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from .._engine import ffi, lib
-from ..errors import ConfigError
+from ..errors import ConfigError, RegistrationError
 from .engine import Engine, default_engine, raise_error, scratch
 from .memory import as_tensor, bytes_at, memory_of
 from .view import View, contiguous_strides
@@ -143,6 +143,8 @@ def _is_shared(storage: Any, engine: Engine) -> bool:
 def _allocate(size: int, engine: Engine) -> Any:
     """A buffer over new shared memory, which is freed with the buffer."""
     error = scratch.error
+    if size >= 2**63:
+        raise RegistrationError(f"{size} bytes of shared memory are more than a process can have", operation="allocate")
     memory = lib.mr_shared_alloc(engine.handle, size, error)
     if memory == ffi.NULL:
         raise_error(error, error.kind, operation="allocate", size=size)

@@ -45,6 +45,8 @@ def transfer_flags(strict: bool, lanes: str | Iterable[str] | None) -> int:
     flags: int = lib.MR_STRICT if strict else 0
     if lanes is None:
         return flags
+    if not isinstance(lanes, Iterable):
+        raise ConfigError(f"lanes is {lanes!r}, but must name lanes out of {', '.join(_LANES)}")
     names = lanes.split(",") if isinstance(lanes, str) else list(lanes)
     for name in names:
         if name not in _LANES:

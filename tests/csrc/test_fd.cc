@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -48,6 +49,19 @@ TEST(closes_once) {
   }
   CHECK(is_open(number));
   ::close(number);
+}
+
+TEST(standard_streams_are_filled_where_they_are_closed) {
+  CHECK(in_child([] {
+    ::close(0);
+    ::close(2);
+    struct stat before{}, after{};
+    const bool known = ::fstat(1, &before) == 0;
+    fill_standard_streams();
+    const Fd next = make_eventfd();
+    return is_open(0) && is_open(2) && next.get() > 2 && known && ::fstat(1, &after) == 0 &&
+           before.st_ino == after.st_ino;  // the one that was open stays what it is
+  }));
 }
 
 TEST(moves) {

@@ -177,7 +177,7 @@ TEST(refusals_say_what_would_help) {
   CHECK_EQ(Side::wait(op), kUnavailable);
   CHECK(op->status().text.find("shm_process_vm is off") != std::string::npos);
   const OpRef map = none.reader.op(Verb::map, remote);
-  CHECK(none.reader.link().refuses(*map).find("shared_alloc") != std::string::npos);
+  CHECK(none.reader.link().refuses(*map).find("not memory from empty") != std::string::npos);
 
   Pair unknown(options(true, true), 0);
   const OpRef other = unknown.reader.submit(unknown.reader.read(unknown.region(&word, 8), 0, &local, 8));
