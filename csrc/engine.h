@@ -380,7 +380,10 @@ enum mr_collective_kind {
   MR_SCATTER = 7,        /* inputs[r] of root to outputs[0] of rank r */
   MR_ALL_TO_ALL = 8      /* inputs[r] of rank s to outputs[s] of rank r */
 };
-/* In the order of ranks, always; floating types in fp32 (fp64 in fp64). See csrc/kernels/kernels.h. */
+/* How the bytes go between members, and in which order sums are made: docs/collectives.md. */
+enum mr_collective_algorithm { MR_DIRECT = 0, MR_DOUBLING = 1, MR_HALVING = 2, MR_RING = 3, MR_TREE = 4 };
+/* In the order of ranks where the algorithm is MR_DIRECT; floating types in fp32 (fp64 in fp64). See
+ * csrc/kernels/kernels.h. */
 enum mr_reduction { MR_SUM = 0, MR_AVG = 1, MR_MIN = 2, MR_MAX = 3, MR_PRODUCT = 4 };
 
 /* Asked by a thread whose wait was interrupted by a signal, in that thread: not 0 makes it give up, with MR_CANCELLED.
@@ -391,6 +394,7 @@ typedef struct {
   uint32_t rank, size;
   uint64_t step_bytes;        /* that a member stages at a time; the same on all members, as the next one */
   uint64_t message_bytes;     /* of a part of a message */
+  uint64_t choices;           /* a digest of whatever else all members must have alike */
   uint32_t spin;              /* times that a waiter looks before it sleeps */
   mr_interrupted interrupted; /* may be NULL */
 } mr_group_options;
@@ -406,7 +410,8 @@ typedef struct {
   const uint64_t* input_bytes;
   void* const* outputs;
   const uint64_t* output_bytes;
-  uint32_t divisor; /* what MR_AVG divides the sum by; 0: the number of members */
+  uint32_t divisor;   /* what MR_AVG divides the sum by; 0: the number of members */
+  uint32_t algorithm; /* enum mr_collective_algorithm; the same on all members */
 } mr_collective;
 
 int mr_group_create(mr_engine* engine, const mr_group_options* options, mr_group** group, mr_error* error);
@@ -415,6 +420,8 @@ uint64_t mr_group_descriptor(mr_group* group, uint8_t* out, uint64_t capacity);
 /* Meets the other members, given all descriptors in the order of ranks: returns when all have met us. */
 int mr_group_join(mr_group* group, const uint8_t* const* descriptors, const uint64_t* lengths, double timeout,
                   mr_error* error);
+/* Whether this kind of collective can go by this algorithm. */
+int mr_collective_has(uint32_t kind, uint32_t algorithm);
 /* Carries it out. Bad arguments (MR_CONFIG) change nothing; with any other error the group has failed. */
 int mr_group_run(mr_group* group, const mr_collective* collective, double timeout, mr_error* error);
 /* Messages, by tag: between two members those with one tag arrive in order. Sending returns when the bytes may be

@@ -59,6 +59,8 @@ int mr_group_join(mr_group* group, const uint8_t* const* descriptors, const uint
   });
 }
 
+int mr_collective_has(uint32_t kind, uint32_t algorithm) { return has_algorithm(kind, algorithm) ? 1 : 0; }
+
 int mr_group_run(mr_group* group, const mr_collective* collective, double timeout, mr_error* error) {
   return guarded(error, [&] {
     const Time deadline = deadline_after(timeout);

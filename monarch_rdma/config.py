@@ -393,6 +393,15 @@ OPTIONS: dict[str, Option] = {
             engine=False,
         ),
         Option(
+            "collective_algorithm",
+            str,
+            "auto",
+            "The algorithm of all collectives that have it (the others go direct), the same on all members; auto = "
+            "what collective_table says where members are on several hosts, and direct where they are on one.",
+            choices=("auto", "direct", "doubling", "halving", "ring", "tree"),
+            engine=False,
+        ),
+        Option(
             "collective_hierarchy",
             bool,
             True,

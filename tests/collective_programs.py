@@ -10,9 +10,10 @@ import torch
 
 from monarch_rdma import errors
 from monarch_rdma.collectives import Group, table
+from monarch_rdma.rdma import group as core
 from monarch_rdma.rdma import share
 
-__all__ = ["DTYPES", "OPS", "Group", "attempt", "check", "errors", "hammer", "time", "torch"]
+__all__ = ["ALGORITHMS", "DTYPES", "OPS", "Group", "attempt", "check", "errors", "hammer", "time", "torch"]
 
 FLOATS = (
     torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2,
@@ -21,6 +22,7 @@ FLOATS = (
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 DTYPES = (*FLOATS, *INTEGERS, torch.bool)
 OPS = ("sum", "avg", "min", "max", "product")
+ALGORITHMS = (None, *core.ALGORITHMS)
 
 
 def is_defined(op: str, dtype: torch.dtype) -> bool:
@@ -63,6 +65,51 @@ def _in_order(tensors: list[torch.Tensor], op: str, *, divisor: int = 0) -> torc
     return (out / divisor if op == "avg" else out).to(dtype)
 
 
+def by_algorithm(tensors: list[torch.Tensor], op: str, algorithm: str, *, root: int = 0) -> torch.Tensor:
+    """What docs/collectives.md promises of sums that are made of two at a time, rounded each time; without a ring."""
+    parts = [_in_order([tensor], op, divisor=len(tensors)) if op == "avg" else tensor for tensor in tensors]
+    parts = parts[root:] + parts[:root]
+
+    def pair(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+        return _in_order([a, b], "sum" if op == "avg" else op)
+
+    if algorithm == "ring":  # of a reduce: a chain
+        while len(parts) > 1:
+            parts.append(pair(*parts[-2:]))
+            del parts[-3:-1]
+        return parts[0]
+    if algorithm == "tree":
+        while len(parts) > 1:
+            parts = [pair(*parts[i : i + 2]) if i + 1 < len(parts) else parts[i] for i in range(0, len(parts), 2)]
+        return parts[0]
+    power = 1 << (len(parts).bit_length() - 1)
+    for extra in range(len(parts) - power):
+        parts[extra : extra + 2] = [pair(*parts[extra : extra + 2])]
+    while len(parts) > 1:
+        half = len(parts) // 2
+        pairs = [(i, i + half) if algorithm == "halving" else (2 * i, 2 * i + 1) for i in range(half)]
+        parts = [pair(parts[a], parts[b]) for a, b in pairs]
+    return parts[0]
+
+
+def by_ring(tensors: list[torch.Tensor], op: str) -> torch.Tensor:
+    """An all_reduce: the part of rank r is summed from rank r + 1 on, round to rank r."""
+    size, item = len(tensors), tensors[0].element_size()
+    length = -(-tensors[0].nbytes // (size * 64)) * 64 // item
+    return torch.cat([
+        of_block([tensor[block * length : (block + 1) * length] for tensor in tensors], op, block)
+        for block in range(size)
+    ])  # fmt: skip
+
+
+def of_block(tensors: list[torch.Tensor], op: str, block: int) -> torch.Tensor:
+    parts = [_in_order([tensor], op, divisor=len(tensors)) if op == "avg" else tensor for tensor in tensors]
+    out = parts[(block + 1) % len(parts)]
+    for back in range(len(parts) - 1):
+        out = _in_order([out, parts[(block + 2 + back) % len(parts)]], "sum" if op == "avg" else op)
+    return out
+
+
 def hosts_of_sums(group: Group, tensors: list[torch.Tensor]) -> list[list[int]] | None:
     """Over which hosts the sum of these tensors, one from each member or one for each, goes in two levels."""
     is_large = sum(tensor.nbytes for tensor in tensors) >= table.row_for(group.size).two_level_bytes
@@ -74,10 +121,33 @@ def same(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def check(
-    group: Group, dtype: torch.dtype, count: int, op: str, seed: int, root: int, *, in_place: bool = False
+    group: Group,
+    dtype: torch.dtype,
+    count: int,
+    op: str,
+    seed: int,
+    root: int,
+    *,
+    in_place: bool = False,
+    algorithm: str | None = None,
 ) -> None:
-    """Every collective once, on tensors of about `count` elements; `in_place`: which others on the host can map."""
+    """Every collective once, on tensors of about `count` elements; `in_place`: which others on the host can map.
+
+    `algorithm`: of those that have it.
+    """
     rank, size = group.rank, group.size
+
+    def way(kind: int) -> dict[str, Any]:
+        has = algorithm is not None and core.has_algorithm(kind, core.ALGORITHMS[algorithm])
+        return {"algorithm": algorithm} if has else {}
+
+    def expected(kind: int, tensors: list[torch.Tensor], hosts: list[list[int]] | None, block: int) -> torch.Tensor:
+        if hosts is not None or size == 1 or way(kind).get("algorithm", "direct") == "direct":
+            return reduced(tensors, op, hosts)
+        assert algorithm is not None
+        if kind != core.REDUCE and algorithm == "ring":
+            return by_ring(tensors, op) if kind == core.ALL_REDUCE else of_block(tensors, op, block)
+        return by_algorithm(tensors, op, algorithm, root=root if kind == core.REDUCE else 0)
 
     def put(tensor: torch.Tensor) -> torch.Tensor:
         return share(tensor, engine=group.engine) if in_place else tensor.clone()
@@ -89,34 +159,35 @@ def check(
     mine = put(everyone[rank])
     if is_defined(op, dtype):
         out = put(mine)
-        group.all_reduce(out, op=op)
-        assert same(out, reduced(everyone, op, hosts_of_sums(group, everyone))), "all_reduce"
+        group.all_reduce(out, op=op, **way(core.ALL_REDUCE))
+        assert same(out, expected(core.ALL_REDUCE, everyone, hosts_of_sums(group, everyone), 0)), "all_reduce"
         out = put(mine)
-        group.reduce(out, root, op=op)
-        assert same(out, reduced(everyone, op) if rank == root else mine), "reduce"
+        group.reduce(out, root, op=op, **way(core.REDUCE))
+        assert same(out, expected(core.REDUCE, everyone, None, 0) if rank == root else mine), "reduce"
         shards = [put(values(dtype, count + 3 * each, seed * 100 + rank)) for each in range(size)]
         shard = room(count + 3 * rank)
-        group.reduce_scatter(shard, shards, op=op)
+        group.reduce_scatter(shard, shards, op=op, **way(core.REDUCE_SCATTER))
         given = [values(dtype, count + 3 * rank, seed * 100 + each) for each in range(size)]
-        assert same(shard, reduced(given, op, hosts_of_sums(group, shards))), "reduce_scatter"
+        hosts = hosts_of_sums(group, shards)
+        assert same(shard, expected(core.REDUCE_SCATTER, given, hosts, rank)), "reduce_scatter"
     out = put(mine)
-    group.broadcast(out, root)
+    group.broadcast(out, root, **way(core.BROADCAST))
     assert same(out, everyone[root]), "broadcast"
     uneven = [room(count + each) for each in range(size)]
-    group.all_gather(uneven, put(values(dtype, count + rank, seed + rank)))
+    group.all_gather(uneven, put(values(dtype, count + rank, seed + rank)), **way(core.ALL_GATHER))
     assert all(same(uneven[each], values(dtype, count + each, seed + each)) for each in range(size)), "all_gather"
     gathered = [room(count) for _ in range(size)] if rank == root else None
-    group.gather(gathered, mine, root)
+    group.gather(gathered, mine, root, **way(core.GATHER))
     assert gathered is None or all(map(same, gathered, everyone)), "gather"
     out = room(count)
-    group.scatter(out, [put(each) for each in everyone] if rank == root else None, root)
+    group.scatter(out, [put(each) for each in everyone] if rank == root else None, root, **way(core.SCATTER))
     assert same(out, everyone[rank]), "scatter"
     given = [put(values(dtype, count + rank + 2 * each, seed + rank * size + each)) for each in range(size)]
     got = [room(count + each + 2 * rank) for each in range(size)]
     group.all_to_all(got, given)
     for each in range(size):
         assert same(got[each], values(dtype, count + each + 2 * rank, seed + each * size + rank)), "all_to_all"
-    group.barrier()
+    group.barrier(**way(core.BARRIER))
 
 
 def attempt(call: Any) -> tuple[str, str, float]:
@@ -137,7 +208,8 @@ def hammer(group: Group, seed: int) -> tuple[str, str, int | None]:
         op = draw.choice(OPS)
         count = draw.choice((1, 17, 1000, 70_000, 400_000))
         seed, root, in_place = draw.randrange(1000), draw.randrange(group.size), draw.random() < 0.5
+        algorithm = draw.choice(ALGORITHMS)
         try:
-            check(group, dtype, count, op, seed, root, in_place=in_place)
+            check(group, dtype, count, op, seed, root, in_place=in_place, algorithm=algorithm)
         except errors.RdmaError as error:
             return type(error).__name__, str(error), group.failed_rank

@@ -12,15 +12,17 @@ from pathlib import Path
 
 import pytest
 import torch
-from collective_programs import DTYPES, OPS
+from collective_programs import ALGORITHMS, DTYPES, OPS
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from members import ChildError, Members, members
 
 from monarch_rdma import config, errors
 from monarch_rdma.collectives import Group, table
+from monarch_rdma.collectives.algorithms import chooser
 from monarch_rdma.collectives.meeting import MemberLost, meet
 from monarch_rdma.rdma import Engine, Secret
+from monarch_rdma.rdma import group as core
 
 LONG = os.environ.get("MONARCH_RDMA_TEST_ROUNDS") == "long"
 ROUNDS = 300 if LONG else 5
@@ -29,6 +31,7 @@ EXAMPLES = 300 if LONG else 12
 # Small steps, so that small tensors already take many of them; and the two ways that bytes can go.
 SMALL_STEPS = {"MONARCH_RDMA_COLLECTIVE_STEP_BYTES": "512", "MONARCH_RDMA_COLLECTIVE_MESSAGE_BYTES": "256"}
 WAYS = ["shm,verbs,tcp", "tcp"]
+FLOAT32, FP8 = 5, 9  # numbers of dtypes
 HEARTBEATS = {"heartbeat_interval": 0.1, "heartbeat_timeout": 3.0}
 
 
@@ -57,10 +60,26 @@ def formed(processes: Members) -> Members:
     op=st.sampled_from(OPS),
     count=st.one_of(st.integers(0, 40), st.integers(0, 3000)),
     seed=st.integers(0, 1000),
-    root=st.integers(0, 1),
+    root=st.integers(0, 2),
+    algorithm=st.sampled_from(ALGORITHMS),
 )
-def test_every_collective(formed: Members, dtype: torch.dtype, op: str, count: int, seed: int, root: int) -> None:
-    formed.run("check(group, dtype, count, op, seed, root)", dtype=dtype, op=op, count=count, seed=seed, root=root)
+def test_every_collective(
+    formed: Members, dtype: torch.dtype, op: str, count: int, seed: int, root: int, algorithm: str | None
+) -> None:
+    formed.run(
+        "check(group, dtype, count, op, seed, root, algorithm=algorithm)",
+        dtype=dtype, op=op, count=count, seed=seed, root=root, algorithm=algorithm,
+    )  # fmt: skip
+
+
+def test_every_dtype_by_every_algorithm(formed: Members) -> None:
+    formed.run(
+        """
+        for number, algorithm in enumerate(ALGORITHMS[2:]):
+            for dtype in DTYPES:
+                check(group, dtype, 501 + number, OPS[number], number, number % size, algorithm=algorithm)
+        """
+    )
 
 
 def test_large_tensors(formed: Members) -> None:
@@ -114,6 +133,8 @@ def test_what_does_not_fit_is_told_before_anything_happens(formed: Members) -> N
             lambda: group.all_gather([torch.ones(4)] * size, torch.ones(3)),
             lambda: group.send(torch.ones(1), rank),
             lambda: group.all_reduce(torch.ones(1), timeout=-1),
+            lambda: group.all_reduce(torch.ones(1), algorithm="tree"),
+            lambda: group.barrier(algorithm="fast"),
         ):
             assert attempt(call)[0] == "ConfigError", attempt(call)
         assert group.failed_rank is None
@@ -198,12 +219,23 @@ def test_compressed_sums_lose_nothing_in_the_long_run(formed: Members) -> None:
 
 
 def test_the_table_is_read_by_size(tmp_path: Path) -> None:
-    rows = [table.Row(2, 4096, 0), table.Row(8, 1 << 20, 1 << 16)]
+    across = {"all_reduce": ((0, "doubling"), (1 << 20, "ring")), "barrier": ((0, "doubling"),)}
+    rows = [table.Row(2, 4096, 0), table.Row(8, 1 << 20, 1 << 16, across)]
     table.save(rows, tmp_path / "table.json")
     with config.configured(collective_table=str(tmp_path / "table.json")):
         assert [table.row_for(size).step_bytes for size in (1, 2, 7, 8, 100)] == [4096, 4096, 4096, 1 << 20, 1 << 20]
         with config.configured(collective_step_bytes=512):
-            assert table.row_for(8) == table.Row(8, 512, 1 << 16)
+            assert table.row_for(9) == table.Row(9, 512, 1 << 16, across)
+        choose = chooser(9, is_spread=True)
+        assert choose is not None
+        taken = [choose(core.ALL_REDUCE, size, FLOAT32) for size in (0, 8, (1 << 20) - 1, 1 << 20, 1 << 30)]
+        assert taken == [core.ALGORITHMS[name] for name in ("doubling",) * 3 + ("ring",) * 2]
+        assert choose(core.ALL_REDUCE, 8, FP8) == choose(core.BROADCAST, 8, 0) == core.ALGORITHMS["direct"]
+        with config.configured(collective_algorithm="tree"):
+            choose = chooser(9, is_spread=False)
+            assert choose is not None and choose(core.BROADCAST, 8, 0) == core.ALGORITHMS["tree"]
+            assert choose(core.ALL_REDUCE, 8, FLOAT32) == core.ALGORITHMS["direct"]
+        assert chooser(9, is_spread=False) is None
     assert table.row_for(2).step_bytes == table.BUILT_IN[0].step_bytes
 
 
@@ -214,11 +246,21 @@ def test_the_table_is_measured(tmp_path: Path) -> None:
         [*command, "--mib", "1", "--rounds", "1", "--save", str(path)], check=True, capture_output=True, text=True
     ).stdout
     assert said.count("<- best") == 1 and str(path) in said
+    assert all(f"\n  {kind} " in said for kind in table.KINDS) and "ring " in said
     assert [row.size for row in table.load(path)] == [2]
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", '{"version": 2, "groups": []}', '{"version": 1, "groups": [{"size": 2, "step_bytes": 1}]}']
+    "content",
+    [
+        "",
+        "[]",
+        '{"version": 1, "groups": []}',
+        '{"version": 2, "groups": [{"size": 2, "step_bytes": 1}]}',
+        '{"version": 2, "groups": [{"size": 2, "step_bytes": 64, "two_level_bytes": 0, "across": {"sum": []}}]}',
+        '{"version": 2, "groups": [{"size": 2, "step_bytes": 64, "two_level_bytes": 0, "across":'
+        ' {"barrier": [[0, "ring"]]}}]}',
+    ],
 )
 def test_what_is_no_table_is_refused(tmp_path: Path, content: str) -> None:
     (tmp_path / "table.json").write_text(content)
@@ -227,16 +269,14 @@ def test_what_is_no_table_is_refused(tmp_path: Path, content: str) -> None:
     assert "table.json" in str(refused.value)
 
 
-def test_members_with_other_options_are_told_so(processes: Members) -> None:
-    for rank, step in enumerate((512, 1024)):
-        processes.run(
-            "from monarch_rdma import config; config.configure(collective_step_bytes=step)", [rank], step=step
-        )
+@pytest.mark.parametrize("other", [{"collective_step_bytes": 1024}, {"collective_algorithm": "ring"}], ids=str)
+def test_members_with_other_options_are_told_so(processes: Members, other: dict[str, int | str]) -> None:
+    processes.run("from monarch_rdma import config; config.configure(**other)", [1], other=other)
     addresses = [child.address for child in processes.children[:2]]
     results = processes.run(
         "result = attempt(lambda: Group.form(members, engine=engine, timeout=5))", [0, 1], members=addresses
     )
-    processes.run("config.configure(collective_step_bytes=512)", [0, 1])
+    processes.run("config.configure(collective_step_bytes=512, collective_algorithm='auto')", [1])
     # Who is first to look says what is wrong; the other one has not found it any more.
     told = dict((kind, message) for kind, message, _ in results)
     assert "the same on all members" in told["ConfigError"], results
@@ -362,6 +402,12 @@ def test_different_calls_are_told_on_both_sides(processes: Members) -> None:
     processes.form()
     results = processes.run("result = attempt(lambda: group.all_reduce(torch.ones(3 + rank)))")
     assert {kind for kind, _, _ in results} == {"ConfigError"}
+    processes.form(name="again")
+    results = processes.run(
+        "result = attempt(lambda: group.all_reduce(torch.ones(3), algorithm=('doubling', 'ring', 'direct')[rank]))"
+    )
+    assert {kind for kind, _, _ in results} == {"ConfigError"}
+    assert any("algorithm" in message for _, message, _ in results), results
 
 
 def test_a_group_grows(processes: Members) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -98,30 +99,75 @@ def test_what_crosses_the_network_crosses_it_once_for_each_host(processes: Membe
     assert sent["two"] < 0.6 * sent["one"]
 
 
-def test_a_broadcast_leaves_its_root_once_for_any_number_of_hosts() -> None:
-    """Three hosts, two members on the first one."""
+@pytest.fixture(scope="module")
+def three_hosts() -> Iterator[tuple[Members, Network]]:
+    """Ranks 0 and 3 on the first host."""
     secret = Secret.generate()
     with network_of(3) as network:
 
         def make(rank: int) -> Child:
             return network.hosts[rank % 3].child(secret, **OPTIONS)
 
-        processes = Members([make(rank) for rank in range(4)], make, SETUP)
-        processes.form()
-        assert processes.run("result = group.hosts") == [[[0, 3], [1], [2]]] * 4
-        counted = "result = engine.counters().get('tcp_write_bytes', 0)"
-        for root in range(4):
-            before = processes.run(counted)
-            processes.run(
-                """
-                tensor = torch.arange(100_001) if rank == root else torch.zeros(100_001, dtype=torch.int64)
-                group.broadcast(tensor, root)
-                assert torch.equal(tensor, torch.arange(100_001))
-                """,
-                root=root,
-            )
-            sent = [after - then for after, then in zip(processes.run(counted), before, strict=True)]
-            assert max(sent) < 1.2 * 800_008, sent
+        yield Members([make(rank) for rank in range(4)], make, SETUP), network
+
+
+def test_a_broadcast_leaves_its_root_once_for_any_number_of_hosts(three_hosts: tuple[Members, Network]) -> None:
+    processes, _ = three_hosts
+    processes.form()
+    assert processes.run("result = group.hosts") == [[[0, 3], [1], [2]]] * 4
+    counted = "result = engine.counters().get('tcp_write_bytes', 0)"
+    for root in range(4):
+        before = processes.run(counted)
+        processes.run(
+            """
+            tensor = torch.arange(100_001) if rank == root else torch.zeros(100_001, dtype=torch.int64)
+            group.broadcast(tensor, root)
+            assert torch.equal(tensor, torch.arange(100_001))
+            """,
+            root=root,
+        )
+        sent = [after - then for after, then in zip(processes.run(counted), before, strict=True)]
+        assert max(sent) < 1.2 * 800_008, sent
+
+
+@pytest.mark.parametrize("ranks", [[0, 1, 2], [0, 1, 2, 3]], ids=["one on each", "two on one"])
+def test_every_algorithm_with_delay_and_loss(three_hosts: tuple[Members, Network], ranks: list[int]) -> None:
+    processes, network = three_hosts
+    processes.form(ranks, name="algorithms")
+    network.shape(delay=0.001, loss=0.01)
+    processes.run(
+        """
+        for number, (op, algorithm) in enumerate(zip(("sum", "max", "min", "product"), ALGORITHMS[2:])):
+            for count in (1, 6001):
+                check(group, torch.int32, count, op, number, number % size, algorithm=algorithm)
+        """,
+        ranks,
+    )
+    network.shape()
+
+
+def test_what_each_algorithm_sends(three_hosts: tuple[Members, Network]) -> None:
+    """Messages and bytes of each of three members on as many hosts, which do not depend on the machine."""
+    processes, _ = three_hosts
+    processes.run("config.configure(collective_step_bytes=1 << 20)", [0, 1, 2])
+    processes.form([0, 1, 2], name="counted")
+    processes.run("config.configure(collective_step_bytes=4096)", [0, 1, 2])
+    sent = processes.run(
+        """
+        def pieces(count, algorithm):
+            names = ["collective_pieces", "collective_piece_bytes"]
+            before = [engine.counters().get(name, 0) for name in names]
+            group.all_reduce(torch.ones(count), algorithm=algorithm)
+            return [engine.counters()[name] - then for name, then in zip(names, before)]
+        result = [pieces(30_000, "ring"), pieces(2, "doubling"), pieces(2, "direct"), pieces(30_000, "halving")]
+        """,
+        [0, 1, 2],
+    )
+    for rank, (ring, doubling, direct, halving) in enumerate(sent):
+        assert ring[0] == 4 and ring[1] < 4 / 3 * 120_000 + 5 * 64 + 4 * 64
+        assert doubling[0] == (2, 1, 1)[rank]  # rank 1 gives to rank 0 first, and gets the result from it
+        assert direct[0] == 2
+        assert halving[1] < 2 * 120_000 + 1000
 
 
 def test_a_late_member_is_named(processes: Members) -> None:

@@ -1,8 +1,26 @@
 #include "patterns.h"
 
 namespace mr {
+namespace {
+
+void in_rounds(Group& group, const Call& call) {
+  const uint32_t rank = group.rank(), size = group.size();
+  const bool is_ring = call.what.algorithm == MR_RING;
+  const uint64_t* const sizes = call.what.output_bytes;
+  Rounds rounds{is_ring ? ring_all_gather(rank, size) : dissemination(rank, size)};
+  for (uint32_t each = 0; each < size; ++each) rounds.total += sizes[each];
+  rounds.memory = [&](uint64_t, uint32_t block) {
+    const uint32_t whose = is_ring ? block : (rank + block) % size;
+    return BlockMemory{whose == rank ? input(call, 0) : nullptr, output(call, whose), sizes[whose]};
+  };
+  copy(output(call, rank), input(call, 0), sizes[rank]);
+  run_rounds(group, call, rounds);
+}
+
+}  // namespace
 
 void all_gather(Group& group, const Call& call) {
+  if (!is_direct(group, call)) return in_rounds(group, call);
   const uint64_t* const sizes = call.what.output_bytes;
   const uint64_t ours = sizes[group.rank()], largest = *std::max_element(sizes, sizes + group.size());
   const Windows windows{room_for_one(group)};

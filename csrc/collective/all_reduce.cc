@@ -20,7 +20,7 @@ void in_one_round(Group& group, const Call& call, uint64_t bytes) {
   run_flow(group, call, flow);
 }
 
-// Who reduces what of a step: rank r has [at(r), at(r) + length(r)) of its bytes.
+// Who reduces what: rank r has [at(r), at(r) + length(r)) of the bytes.
 struct Parts {
   uint64_t bytes, part;
 
@@ -55,10 +55,26 @@ void in_two_rounds(Group& group, const Call& call, uint64_t bytes) {
   run_flow(group, call, flow);
 }
 
+Plan plan_of(uint32_t algorithm, uint32_t rank, uint32_t size) {
+  if (algorithm == MR_DOUBLING) return doubling_all_reduce(rank, size);
+  return algorithm == MR_HALVING ? halving_all_reduce(rank, size) : ring_all_reduce(rank, size);
+}
+
+void in_rounds(Group& group, const Call& call, uint64_t bytes) {
+  Rounds rounds{plan_of(call.what.algorithm, group.rank(), group.size())};
+  const Parts parts(bytes, rounds.plan.num_blocks);
+  rounds.total = bytes;
+  rounds.memory = [&](uint64_t, uint32_t block) {
+    return BlockMemory{input(call, 0) + parts.at(block), output(call, 0) + parts.at(block), parts.length(block)};
+  };
+  run_rounds(group, call, rounds);
+}
+
 }  // namespace
 
 void all_reduce(Group& group, const Call& call) {
   const uint64_t bytes = call.what.input_bytes[0];
+  if (!is_direct(group, call)) return in_rounds(group, call, bytes);
   if (bytes == 0) return barrier(group, call);
   if (bytes * group.size() <= kOneRoundBytes && bytes <= room_for_one(group)) return in_one_round(group, call, bytes);
   in_two_rounds(group, call, bytes);

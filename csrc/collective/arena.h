@@ -13,6 +13,7 @@ namespace mr {
 constexpr uint32_t kStagedSteps = 4;  // steps of collectives that a member may be ahead of the slowest one
 constexpr uint32_t kChannelSlots = 4;
 constexpr uint32_t kMaxMembers = 1024;
+constexpr uint32_t kAnyMember = 0xffffffff;
 
 // What comes from a member through its channels: pieces of staged steps, results of combining them (both only from
 // members whose slots cannot be read), and messages.
@@ -35,6 +36,7 @@ struct alignas(64) PieceHead {
   uint64_t total;   // bytes that the call, or the message, is about
   uint64_t bytes;   // in this piece
   uint64_t number;  // of the step, or of the piece in its channel
+  uint64_t turn;    // which of the group's collectives this is
   uint64_t place;   // 0: the bytes follow; else 1 + where they lie in the memory that the member exposes
 };
 
@@ -56,9 +58,10 @@ struct ArenaHead {
   Bell room;                   // for room in somebody's channel
   // Steps that were staged, that were combined, and in which nothing of anybody's is read any more.
   alignas(64) std::atomic<uint64_t> staged;
+  std::atomic<uint64_t> turn;  // of the last collective that goes in steps
   alignas(64) std::atomic<uint64_t> combined;
   alignas(64) std::atomic<uint64_t> taken;
-  alignas(64) std::atomic<uint32_t> awaits;  // rank + 1 of the member whose steps this one sleeps for
+  alignas(64) std::atomic<uint32_t> awaits;  // rank + 1 of the member whose steps this one sleeps for; kAnyMember
   alignas(64) ExposedMemory exposed;         // written before the step whose pieces lie there is staged
 };
 

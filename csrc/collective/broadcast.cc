@@ -6,6 +6,16 @@ void broadcast(Group& group, const Call& call) {
   const bool is_root = call.what.root == group.rank();
   const uint64_t bytes = is_root ? call.what.input_bytes[0] : call.what.output_bytes[0];
   const Windows windows{room_for_one(group)};
+  if (!is_direct(group, call)) {
+    const uint32_t rank = from_root(group, call);
+    const Plan plan =
+        call.what.algorithm == MR_RING ? chain_broadcast(rank, group.size()) : tree_broadcast(rank, group.size());
+    return run_rounds(group, call, {plan, call.what.root, bytes, windows.steps(bytes), [&](uint64_t window, uint32_t) {
+                                      return BlockMemory{is_root ? input(call, 0) + windows.at(window) : nullptr,
+                                                         is_root ? nullptr : output(call, 0) + windows.at(window),
+                                                         windows.length(bytes, window)};
+                                    }});
+  }
   Flow flow;
   flow.total = bytes;
   flow.giver = call.what.root;

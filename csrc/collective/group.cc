@@ -10,7 +10,7 @@ namespace mr {
 namespace {
 
 constexpr uint64_t kArenaMagic = 0x70756f7267726dULL;  // "mrgroup"
-constexpr uint32_t kArenaVersion = 1;
+constexpr uint32_t kArenaVersion = 2;
 
 // What a notification says: 4 bits what, 4 bits traffic, 16 bits rank of the sender, 40 bits number.
 enum class Notice : uint64_t { hello = 1, arrived, consumed, failed, left };
@@ -52,14 +52,15 @@ std::string rank_text(uint32_t rank, const std::string& name) {
 // Of what all members must have alike, in 30 bits.
 uint32_t digest(const GroupOptions& options) {
   uint64_t out = options.size;
-  for (const uint64_t each : {options.step_bytes, options.message_bytes}) out = (out ^ each) * 0x9e3779b97f4a7c15ULL;
+  for (const uint64_t each : {options.step_bytes, options.message_bytes, options.choices})
+    out = (out ^ each) * 0x9e3779b97f4a7c15ULL;
   return static_cast<uint32_t>(out >> 34);
 }
 
 Error has_other_options(uint32_t rank, const std::string& name) {
   return Error(MR_CONFIG, rank_text(rank, name) +
-                              " has another rank, size, step_bytes or message_bytes than is expected " +
-                              "here: options and the table of collectives must be the same on all members");
+                              " has another rank, size, step_bytes, message_bytes or algorithm than is " +
+                              "expected here: options and the table of collectives must be the same on all members");
 }
 
 // Counters only grow, whichever thread is first.
@@ -84,8 +85,8 @@ bool tell_failure(const Arena& arena, uint64_t word) {
 }  // namespace
 
 GroupOptions Group::checked(const mr_group_options& raw) {
-  GroupOptions options{raw.rank, raw.size,       raw.step_bytes / 64 * 64, raw.message_bytes / 64 * 64,
-                       raw.spin, raw.interrupted};
+  GroupOptions options{raw.rank,    raw.size, raw.step_bytes / 64 * 64, raw.message_bytes / 64 * 64,
+                       raw.choices, raw.spin, raw.interrupted};
   if (raw.size == 0 || raw.size > kMaxMembers)
     throw Error(MR_CONFIG, "argument size is " + std::to_string(raw.size) + ", but a group has 1 to " +
                                std::to_string(kMaxMembers) + " members");
@@ -263,6 +264,7 @@ OpRef Group::write_piece(Member& to, Traffic traffic, uint64_t number, const uin
     self->head().room.ring();
   };
   node_->submit(to.peer, op);
+  if (traffic != kMessages) node_->count("collective_pieces", 1), node_->count("collective_piece_bytes", bytes);
   return op;
 }
 
@@ -318,7 +320,12 @@ void Group::on_notify(uint64_t value) {
 void Group::publish(std::atomic<uint64_t>& counter, uint64_t value) {
   counter.store(value);  // before anybody's `awaits` is read
   for (const auto& member : members_)
-    if (member->direct && member->arena.head->awaits.load() == rank() + 1) member->arena.head->steps.ring();
+    if (member->direct) wake_waiter(*member);
+}
+
+void Group::wake_waiter(const Member& member) const {
+  const uint32_t awaits = member.arena.head->awaits.load();
+  if (awaits == rank() + 1 || awaits == kAnyMember) member.arena.head->steps.ring();
 }
 
 // ---- Memory that is read in place ----

@@ -53,7 +53,7 @@ struct Member {
 
 struct GroupOptions {
   uint32_t rank = 0, size = 0;
-  uint64_t step_bytes = 0, message_bytes = 0;
+  uint64_t step_bytes = 0, message_bytes = 0, choices = 0;
   uint32_t spin = 0;
   mr_interrupted interrupted = nullptr;
 };
@@ -100,14 +100,17 @@ class Group : public std::enable_shared_from_this<Group> {
   }
 
   // Waits until `ready`, which looks at what member `whom` does in a collective.
+  // `waker`: kAnyMember where others may bring it about as well.
   template <typename Ready>
-  void await(Member& whom, Time deadline, Ready&& ready);
+  void await(Member& whom, Time deadline, Ready&& ready, uint32_t waker = 0);
   // The same for messages: `asleep` tells the other side that it must ring.
   template <typename Ready>
   bool await_message(Bell& bell, const std::vector<std::atomic<uint32_t>*>& asleep, Time deadline, Ready&& ready);
 
   // Sets a counter of ours, and wakes direct members that wait for us.
   void publish(std::atomic<uint64_t>& counter, uint64_t value);
+  // A direct member that sleeps until we have done something.
+  void wake_waiter(const Member& member) const;
   // Writes a piece, head first, into our channel at a member that is not direct. The bytes stay until the operation is
   // done, with what keeps them.
   OpRef write_piece(Member& to, Traffic traffic, uint64_t number, const uint8_t* piece, uint64_t bytes,
@@ -123,6 +126,8 @@ class Group : public std::enable_shared_from_this<Group> {
 
   std::mutex running;                                            // one collective at a time
   uint64_t next_step = 0;                                        // for who has it
+  uint64_t turn = 0;                                             // how many it was
+  uint64_t next_out = 0;                                         // slot of our own channel
   std::vector<std::pair<Member*, OpRef>> leaving[kStagedSteps];  // operations that read one of our slots
 
  private:
@@ -153,7 +158,7 @@ class Group : public std::enable_shared_from_this<Group> {
 };
 
 template <typename Ready>
-void Group::await(Member& whom, Time deadline, Ready&& ready) {
+void Group::await(Member& whom, Time deadline, Ready&& ready, uint32_t waker) {
   // Between hosts the threads that carry the bytes need the processors more.
   if (whom.direct && spinning_.until([&] { return ready() || has_failed(); })) {
     if (ready()) return;
@@ -165,7 +170,7 @@ void Group::await(Member& whom, Time deadline, Ready&& ready) {
   } asleep{head().awaits};
   for (;;) {
     const uint32_t seen = head().steps.rung.load();
-    asleep.awaits.store(whom.rank + 1);
+    asleep.awaits.store(waker != 0 ? waker : whom.rank + 1);
     const bool left = has_left(whom);  // before we look at what it has given
     if (ready()) return;
     check();

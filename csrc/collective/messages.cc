@@ -31,7 +31,7 @@ class Sender {
     do {
       const uint64_t number = to_.sent[kMessages], length = std::min(part, bytes - at);
       await_room(number, at == 0);
-      const PieceHead head{static_cast<uint64_t>(tag), bytes, length, number, 0};
+      const PieceHead head{static_cast<uint64_t>(tag), bytes, length, number, 0, 0};
       to_.direct ? put(head, data + at) : write(head, data + at);
       to_.sent[kMessages] = number + 1;
       at += length;

@@ -79,6 +79,27 @@ void check_sizes(const mr_collective& call, uint32_t rank) {
 
 }  // namespace
 
+bool has_algorithm(uint32_t kind, uint32_t algorithm) {
+  switch (kind) {
+    case MR_BARRIER:
+      return algorithm == MR_DIRECT || algorithm == MR_DOUBLING;
+    case MR_ALL_REDUCE:
+      return algorithm <= MR_RING;
+    case MR_REDUCE_SCATTER:
+      return algorithm == MR_DIRECT || algorithm == MR_HALVING || algorithm == MR_RING;
+    case MR_ALL_GATHER:
+      return algorithm == MR_DIRECT || algorithm == MR_DOUBLING || algorithm == MR_RING;
+    case MR_BROADCAST:
+    case MR_REDUCE:
+      return algorithm == MR_DIRECT || algorithm == MR_RING || algorithm == MR_TREE;
+    case MR_GATHER:
+    case MR_SCATTER:
+      return algorithm == MR_DIRECT || algorithm == MR_TREE;
+    default:
+      return algorithm == MR_DIRECT;
+  }
+}
+
 void check_call(const Group& group, const mr_collective& call) {
   demand(group.is_joined(), "the group has not been joined yet");
   demand(call.root < group.size(), "argument root is " + std::to_string(call.root) + " in a group of " +
@@ -87,6 +108,8 @@ void check_call(const Group& group, const mr_collective& call) {
   check_memory("input", call.num_inputs, shape.inputs, call.inputs, call.input_bytes);
   check_memory("output", call.num_outputs, shape.outputs, call.outputs, call.output_bytes);
   check_sizes(call, group.rank());
+  demand(has_algorithm(call.kind, call.algorithm),
+         "argument algorithm is " + std::to_string(call.algorithm) + ", which the collective does not have");
   if (!reduces(call.kind)) return;
   demand(call.dtype <= MR_BOOL && call.reduction <= static_cast<uint32_t>(kernels::ReduceOp::prod),
          "arguments dtype and reduction are " + std::to_string(call.dtype) + " and " + std::to_string(call.reduction) +
@@ -107,12 +130,32 @@ void reduce_shards(const Call& call, const Pieces& shards, uint8_t* out, uint64_
                   call.what.divisor);
 }
 
+bool averages(const Call& call) {
+  return reduces(call.what.kind) && call.what.reduction == static_cast<uint32_t>(kernels::ReduceOp::avg);
+}
+
+void give(const Group& group, const Call& call, uint8_t* out, const uint8_t* given, uint64_t bytes) {
+  if (!averages(call)) return copy(out, given, bytes);
+  const auto dtype = static_cast<mr_dtype>(call.what.dtype);
+  const void* const shards[] = {given};
+  kernels::reduce(dtype, kernels::ReduceOp::avg, shards, 1, out, bytes / dtype_size(dtype),
+                  call.what.divisor != 0 ? call.what.divisor : group.size());
+}
+
+void combine(const Call& call, const uint8_t* first, const uint8_t* second, uint8_t* out, uint64_t bytes) {
+  const auto dtype = static_cast<mr_dtype>(call.what.dtype);
+  const auto op = averages(call) ? kernels::ReduceOp::sum : static_cast<kernels::ReduceOp>(call.what.reduction);
+  const void* const shards[] = {first, second};
+  kernels::reduce(dtype, op, shards, 2, out, bytes / dtype_size(dtype));
+}
+
 void run_collective(Group& group, const mr_collective& what, Time deadline) {
   static void (*const patterns[])(Group&, const Call&) = {barrier,    broadcast, all_reduce, reduce,    reduce_scatter,
                                                           all_gather, gather,    scatter,    all_to_all};
   const std::lock_guard guard(group.running);
   group.check();
   const Call call{what, deadline};
+  ++group.turn;
   try {
     patterns[what.kind](group, call);
   } catch (const Error& error) {

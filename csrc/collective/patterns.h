@@ -2,10 +2,11 @@
 #pragma once
 
 #include "../kernels/kernels.h"
-#include "steps.h"
+#include "rounds.h"
 
 namespace mr {
 
+bool has_algorithm(uint32_t kind, uint32_t algorithm);
 // Throws MR_CONFIG where a call can't be carried out in this group: before anything has begun.
 void check_call(const Group& group, const mr_collective& call);
 // Carries out a checked call. Throws where the group fails, which is then over for good.
@@ -26,8 +27,24 @@ inline const uint8_t* input(const Call& call, uint32_t index) {
 }
 inline uint8_t* output(const Call& call, uint32_t index) { return static_cast<uint8_t*>(call.what.outputs[index]); }
 
+// All members write straight to each other (steps.h); else by a plan (plans.h).
+inline bool is_direct(const Group& group, const Call& call) {
+  return call.what.algorithm == MR_DIRECT || group.size() == 1;
+}
+
+// Our rank in a plan.
+inline uint32_t from_root(const Group& group, const Call& call) {
+  return (group.rank() + group.size() - call.what.root) % group.size();
+}
+
 // out = the reduction over the shards, in the order of ranks.
 void reduce_shards(const Call& call, const Pieces& shards, uint8_t* out, uint64_t bytes);
+
+// In a plan two at a time are reduced. Who averages divides what each member gives, which is then added up: a sum of
+// all might be too large for the dtype.
+bool averages(const Call& call);
+void give(const Group& group, const Call& call, uint8_t* out, const uint8_t* given, uint64_t bytes);
+void combine(const Call& call, const uint8_t* first, const uint8_t* second, uint8_t* out, uint64_t bytes);
 
 // Step i is about bytes [i * window, (i + 1) * window) of `bytes`: how many are there?
 struct Windows {

@@ -1,8 +1,29 @@
 #include "patterns.h"
 
 namespace mr {
+namespace {
+
+void in_rounds(Group& group, const Call& call) {
+  const uint32_t rank = group.rank(), size = group.size();
+  const uint64_t* const sizes = call.what.input_bytes;
+  const uint64_t largest = *std::max_element(sizes, sizes + size);
+  const Windows windows{room_for_one(group)};
+  const Scratch scratch(size, windows.length(largest, 0));
+  Rounds rounds{call.what.algorithm == MR_RING ? ring_reduce_scatter(rank, size) : halving_reduce_scatter(rank, size)};
+  for (uint32_t each = 0; each < size; ++each) rounds.total += sizes[each];
+  rounds.num_windows = windows.steps(largest);
+  rounds.memory = [&](uint64_t window, uint32_t block) {
+    const uint64_t at = std::min(sizes[block], windows.at(window));
+    return BlockMemory{input(call, block) + at, block == rank ? output(call, 0) + at : scratch.block(block),
+                       windows.length(sizes[block], window)};
+  };
+  run_rounds(group, call, rounds);
+}
+
+}  // namespace
 
 void reduce_scatter(Group& group, const Call& call) {
+  if (!is_direct(group, call)) return in_rounds(group, call);
   const uint32_t rank = group.rank();
   const uint64_t* const sizes = call.what.input_bytes;
   const uint64_t largest = *std::max_element(sizes, sizes + group.size());

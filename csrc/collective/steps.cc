@@ -11,18 +11,21 @@ namespace {
 const char* const kNames[] = {"barrier",    "broadcast", "all_reduce", "reduce",    "reduce_scatter",
                               "all_gather", "gather",    "scatter",    "all_to_all"};
 
-std::string describe(uint64_t number, uint64_t total) {
-  const uint64_t kind = number & 0xff;
-  if (kind >= std::size(kNames)) return "something else";
+const char* const kAlgorithms[] = {"direct", "doubling", "halving", "ring", "tree"};
+
+std::string describe_call(uint64_t number, uint64_t total) {
+  const uint64_t kind = number & 0xff, algorithm = number >> 24 & 0xff;
+  if (kind >= std::size(kNames) || algorithm >= std::size(kAlgorithms)) return "something else";
   return std::string(kNames[kind]) + " of " + std::to_string(total) + " bytes (dtype " +
-         std::to_string(number >> 8 & 0xff) + ", reduction " + std::to_string(number >> 16 & 0xff) + ", root " +
-         std::to_string(number >> 32) + ")";
+         std::to_string(number >> 8 & 0xff) + ", reduction " + std::to_string(number >> 16 & 0xff) + ", algorithm " +
+         kAlgorithms[algorithm] + ", root " + std::to_string(number >> 32) + ")";
 }
 
 class Run {
  public:
   Run(Group& group, const Call& call, const Flow& flow)
-      : group_(group), flow_(flow), call_(call.number()), deadline_(call.deadline), first_(group.next_step) {
+      : group_(group), flow_(flow), call_(call), deadline_(call.deadline), first_(group.next_step) {
+    group.head().turn.store(group.turn);
     for (uint32_t i = 1; i < group.size(); ++i) others_.push_back(&group.member((group.rank() + i) % group.size()));
     if (gives() && std::all_of(others_.begin(), others_.end(), [](const Member* each) { return each->direct.load(); }))
       exposure_ = group.expose(call.what);
@@ -92,7 +95,7 @@ class Run {
     PieceHead* const head = piece(group_.arena(), i, index);
     const uint64_t place = exposure_ ? exposure_->place_of(what.at, what.bytes) : 0;
     if (place == 0 && what.bytes != 0) std::memcpy(data(head), what.at, what.bytes);
-    *head = {call_, flow_.total, what.bytes, step(i), place};
+    *head = {call_.number(), flow_.total, what.bytes, step(i), group_.turn, place};
     return head;
   }
 
@@ -126,22 +129,15 @@ class Run {
     return checked(from, piece(from.arena, i, index), i);
   }
 
-  // Members that call different things would take one another's bytes for what they are not.
   const PieceHead* checked(const Member& from, const PieceHead* head, uint64_t i) {
-    const auto us = [&] { return "rank " + std::to_string(group_.rank()); };
-    if (head->call != call_ || head->total != flow_.total || head->number != step(i) || head->bytes > flow_.piece_bytes)
-      differ(from,
-             "it calls " + describe(head->call, head->total) + ", " + us() + " calls " + describe(call_, flow_.total));
-    if (flow_.length && head->bytes != flow_.length(i, from.rank))
-      differ(from, "it gives " + std::to_string(head->bytes) + " bytes where " + us() + " expects " +
-                       std::to_string(flow_.length(i, from.rank)) + ", in step " + std::to_string(i) + " of " +
-                       describe(call_, flow_.total));
+    check_same_call(group_, call_, from, *head, flow_.total, step(i));
+    const uint64_t most = flow_.length ? flow_.length(i, from.rank) : flow_.piece_bytes;
+    if (head->bytes > most || (flow_.length && head->bytes != most))
+      differ(group_, from,
+             "it gives " + std::to_string(head->bytes) + " bytes where rank " + std::to_string(group_.rank()) +
+                 " expects " + std::to_string(most) + ", in step " + std::to_string(i) + " of " +
+                 call_.describe(flow_.total));
     return head;
-  }
-
-  [[noreturn]] void differ(const Member& from, const std::string& how) {
-    group_.fail(from.rank, MR_CONFIG, how);
-    throw Error(group_.failure());
   }
 
   Pieces await_all(uint64_t i) {
@@ -204,7 +200,7 @@ class Run {
 
   Group& group_;
   const Flow& flow_;
-  const uint64_t call_;
+  const Call& call_;
   const Time deadline_;
   const uint64_t first_;
   std::vector<Member*> others_;
@@ -214,10 +210,26 @@ class Run {
 }  // namespace
 
 uint64_t Call::number() const {
-  return what.kind | uint64_t{what.dtype} << 8 | uint64_t{what.reduction} << 16 | uint64_t{what.root} << 32;
+  return what.kind | uint64_t{what.dtype} << 8 | uint64_t{what.reduction} << 16 | uint64_t{what.algorithm} << 24 |
+         uint64_t{what.root} << 32;
 }
 
 std::string Call::text() const { return kNames[what.kind]; }
+
+std::string Call::describe(uint64_t total) const { return describe_call(number(), total); }
+
+void differ(Group& group, const Member& from, const std::string& how) {
+  group.fail(from.rank, MR_CONFIG, how);
+  throw Error(group.failure());
+}
+
+void check_same_call(Group& group, const Call& call, const Member& from, const PieceHead& head, uint64_t total,
+                     uint64_t number) {
+  if (head.call == call.number() && head.total == total && head.number == number) return;
+  differ(group, from,
+         "it calls " + describe_call(head.call, head.total) + ", rank " + std::to_string(group.rank()) + " calls " +
+             call.describe(total));
+}
 
 uint64_t room_for_one(const Group& group) { return (group.arena().geometry.slot_bytes - sizeof(PieceHead)) / 64 * 64; }
 

@@ -21,7 +21,13 @@ struct Call {
 
   uint64_t number() const;  // what was called, but for its size: the same on all members
   std::string text() const;
+  std::string describe(uint64_t total) const;
 };
+
+// Members that call different things would take one another's bytes for what they are not: the group fails then.
+[[noreturn]] void differ(Group& group, const Member& from, const std::string& how);
+void check_same_call(Group& group, const Call& call, const Member& from, const PieceHead& head, uint64_t total,
+                     uint64_t number);
 
 // Bytes of a tensor that others need.
 struct Piece {

@@ -14,6 +14,7 @@ from ..rdma import group as core
 from ..rdma.engine import Engine, default_engine, seconds
 from ..rdma.memory import memory_of, note_written
 from ..supervision.membership import Epoch
+from .algorithms import number_of
 from .hierarchy import Hierarchy, hierarchy_of
 from .meeting import MemberLost, digest, meet
 
@@ -40,8 +41,9 @@ def default_timeout() -> float:
 class Group:
     """Processes with ranks 0 to size-1 that call the same collectives in the same order, and send each other messages.
 
-    Calls wait. `timeout` is in seconds; None takes option collective_timeout. Sums are made in
-    the order of ranks, in fp32 (fp64 for fp64), on whatever way the bytes go: the same arguments give the same bits.
+    Calls wait. `timeout` is in seconds; None takes option collective_timeout. `algorithm` (None: what is best) says how
+    the bytes go between members, and with it the order in which sums are made, in fp32 (fp64 for fp64): the same
+    arguments in the same group give the same bits, on all members and in all runs. See docs/collectives.md.
     Tensors on GPUs, one a member, all on one host: all_reduce, reduce, reduce_scatter, all_gather and broadcast, of
     contiguous tensors of equal sizes, where the package has kernels for them.
 
@@ -110,46 +112,97 @@ class Group:
 
     # --- collectives
 
-    def all_reduce(self, tensor: Any, *, op: str = "sum", timeout: float | None = None) -> None:
+    def all_reduce(
+        self, tensor: Any, *, op: str = "sum", algorithm: str | None = None, timeout: float | None = None
+    ) -> None:
         """Every member's `tensor` becomes the reduction over all of them: op is sum, avg, min, max or product."""
-        self._run(core.ALL_REDUCE, {"tensor": tensor}, {"tensor": tensor}, op=op, timeout=timeout)
+        self._run(core.ALL_REDUCE, {"tensor": tensor}, {"tensor": tensor}, op=op, algorithm=algorithm, timeout=timeout)
 
-    def reduce(self, tensor: Any, root: int, *, op: str = "sum", timeout: float | None = None) -> None:
+    def reduce(
+        self, tensor: Any, root: int, *, op: str = "sum", algorithm: str | None = None, timeout: float | None = None
+    ) -> None:
         """The same, on member `root` alone."""
         outputs = {"tensor": tensor} if self.rank == root else {}
-        self._run(core.REDUCE, {"tensor": tensor}, outputs, root=root, op=op, timeout=timeout)
+        self._run(core.REDUCE, {"tensor": tensor}, outputs, root=root, op=op, algorithm=algorithm, timeout=timeout)
 
     def reduce_scatter(
-        self, output: Any, inputs: Sequence[Any], *, op: str = "sum", timeout: float | None = None
+        self,
+        output: Any,
+        inputs: Sequence[Any],
+        *,
+        op: str = "sum",
+        algorithm: str | None = None,
+        timeout: float | None = None,
     ) -> None:
         """`output` becomes the reduction over all members' inputs[rank]. Sizes may differ from rank to rank."""
-        self._run(core.REDUCE_SCATTER, _numbered("inputs", inputs), {"output": output}, op=op, timeout=timeout)
+        self._run(
+            core.REDUCE_SCATTER,
+            _numbered("inputs", inputs),
+            {"output": output},
+            op=op,
+            algorithm=algorithm,
+            timeout=timeout,
+        )
 
-    def all_gather(self, outputs: Sequence[Any], tensor: Any, *, timeout: float | None = None) -> None:
+    def all_gather(
+        self, outputs: Sequence[Any], tensor: Any, *, algorithm: str | None = None, timeout: float | None = None
+    ) -> None:
         """outputs[r] becomes rank r's `tensor`, on all members. Sizes may differ from rank to rank."""
-        self._run(core.ALL_GATHER, {"tensor": tensor}, _numbered("outputs", outputs), timeout=timeout)
+        self._run(
+            core.ALL_GATHER, {"tensor": tensor}, _numbered("outputs", outputs), algorithm=algorithm, timeout=timeout
+        )
 
-    def broadcast(self, tensor: Any, root: int, *, timeout: float | None = None) -> None:
+    def broadcast(self, tensor: Any, root: int, *, algorithm: str | None = None, timeout: float | None = None) -> None:
         """Every member's `tensor` becomes that of member `root`."""
         named: Named = {"tensor": tensor}
         inputs, outputs = (named, {}) if self.rank == root else ({}, named)
-        self._run(core.BROADCAST, inputs, outputs, root=root, timeout=timeout)
+        self._run(core.BROADCAST, inputs, outputs, root=root, algorithm=algorithm, timeout=timeout)
 
-    def gather(self, outputs: Sequence[Any] | None, tensor: Any, root: int, *, timeout: float | None = None) -> None:
+    def gather(
+        self,
+        outputs: Sequence[Any] | None,
+        tensor: Any,
+        root: int,
+        *,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+    ) -> None:
         """On member `root`, outputs[r] becomes rank r's `tensor`; the others give None for outputs."""
-        self._run(core.GATHER, {"tensor": tensor}, _numbered("outputs", outputs or []), root=root, timeout=timeout)
+        self._run(
+            core.GATHER,
+            {"tensor": tensor},
+            _numbered("outputs", outputs or []),
+            root=root,
+            algorithm=algorithm,
+            timeout=timeout,
+        )
 
-    def scatter(self, output: Any, inputs: Sequence[Any] | None, root: int, *, timeout: float | None = None) -> None:
+    def scatter(
+        self,
+        output: Any,
+        inputs: Sequence[Any] | None,
+        root: int,
+        *,
+        algorithm: str | None = None,
+        timeout: float | None = None,
+    ) -> None:
         """`output` of rank r becomes inputs[r] of member `root`; the others give None for inputs."""
-        self._run(core.SCATTER, _numbered("inputs", inputs or []), {"output": output}, root=root, timeout=timeout)
+        self._run(
+            core.SCATTER,
+            _numbered("inputs", inputs or []),
+            {"output": output},
+            root=root,
+            algorithm=algorithm,
+            timeout=timeout,
+        )
 
     def all_to_all(self, outputs: Sequence[Any], inputs: Sequence[Any], *, timeout: float | None = None) -> None:
         """outputs[s] of rank r becomes inputs[r] of rank s. All sizes may differ."""
         self._run(core.ALL_TO_ALL, _numbered("inputs", inputs), _numbered("outputs", outputs), timeout=timeout)
 
-    def barrier(self, *, timeout: float | None = None) -> None:
+    def barrier(self, *, algorithm: str | None = None, timeout: float | None = None) -> None:
         """Returns when all members have called it."""
-        self._run(core.BARRIER, {}, {}, timeout=timeout)
+        self._run(core.BARRIER, {}, {}, algorithm=algorithm, timeout=timeout)
 
     # --- messages
 
@@ -244,15 +297,25 @@ class Group:
     # --- inside
 
     def _run(
-        self, kind: int, inputs: Named, outputs: Named, *, root: int = 0, op: str = "sum", timeout: float | None
+        self,
+        kind: int,
+        inputs: Named,
+        outputs: Named,
+        *,
+        root: int = 0,
+        op: str = "sum",
+        algorithm: str | None = None,
+        timeout: float | None,
     ) -> None:
         """One collective of what messages call so; the outputs are written to."""
         if op not in core.REDUCTIONS:
             raise ConfigError(f"op is {op!r}, but must be one of {', '.join(core.REDUCTIONS)}")
         if not 0 <= root < self.size:
             raise ConfigError(f"root is {root}, but the group has ranks 0 to {self.size - 1}")
-        limit = _limit(timeout)
+        limit, way = _limit(timeout), number_of(kind, algorithm)
         if any(is_on_gpu(each) for each in (*inputs.values(), *outputs.values())):
+            if way is not None:
+                raise ConfigError(f"algorithm is {algorithm!r}, but is for tensors in host memory alone")
             with self._running:
                 self.devices.run(kind, list(inputs.values()), list(outputs.values()), root=root, op=op, timeout=limit)
         else:
@@ -264,7 +327,7 @@ class Group:
                     kind,
                     [block for block, _ in given],
                     [block for block, _ in to],
-                    root=root, dtype=dtype, reduction=core.REDUCTIONS[op], timeout=limit,
+                    root=root, dtype=dtype, reduction=core.REDUCTIONS[op], algorithm=way, timeout=limit,
                 )  # fmt: skip
         for each in outputs.values():
             _note_written(each)

@@ -23,6 +23,7 @@ from ..errors import PeerLost, RdmaError
 from ..rdma import group as core
 from ..rdma.engine import Engine
 from ..rdma.memory import memory_of
+from .algorithms import chooser
 from .guard import Guard
 from .meeting import meet
 from .table import row_for
@@ -41,13 +42,14 @@ Blocks = Sequence[core.Block]
 def hierarchy_of(
     engine: Engine, whole: core.CoreGroup, members: Sequence[str], name: str, timeout: float
 ) -> Hierarchy | None:
-    """All members call it when `whole` has met. None: on one host, or one member on each.
+    """All members call it when `whole` has met, which then chooses its algorithms. None: on one host, or one on each.
 
     Raises as `meet`; where a member is lost meanwhile `whole` fails because of it.
     """
     deadline = time.monotonic() + timeout
-    hosts, least = hosts_of(whole, timeout)
-    if len(hosts) == 1 or all(len(host) == 1 for host in hosts):
+    hosts, least, has_levels = hosts_of(whole, timeout)
+    whole.choose = chooser(whole.size, is_spread=len(hosts) > 1)
+    if not has_levels or len(hosts) == 1 or all(len(host) == 1 for host in hosts):
         return None
     ours = next(host for host in hosts if whole.rank in host)
     place = ours.index(whole.rank)
@@ -62,27 +64,28 @@ def hierarchy_of(
         for group in met:
             group.close()
         raise
+    for across in met[1:]:
+        across.choose = chooser(across.size, is_spread=True)
     return Hierarchy(whole, hosts, *met, least=least)
 
 
-def hosts_of(whole: core.CoreGroup, timeout: float) -> tuple[list[list[int]], int]:
-    """The ranks on each host, in order, and from how many bytes on two levels are worth it: the same on all members.
-
-    Each rank on its own where one of them wants it so.
+def hosts_of(whole: core.CoreGroup, timeout: float) -> tuple[list[list[int]], int, bool]:
+    """The ranks on each host, in order, from how many bytes on two levels are worth it, and whether all members want
+    them: the same on all members.
     """
     size, rank = whole.size, whole.rank
-    mine, word = bytearray(size), row_for(size).two_level_bytes.to_bytes(_WORD, "little")
-    if config.get("collective_hierarchy"):
-        mine[:] = (each == rank or whole.is_on_this_host(each, timeout) for each in range(size))
-    given, rows = mine + word, [bytearray(size + _WORD) for _ in range(size)]
+    mine = bytearray(each == rank or whole.is_on_this_host(each, timeout) for each in range(size))
+    word = row_for(size).two_level_bytes.to_bytes(_WORD, "little") + bytes([bool(config.get("collective_hierarchy"))])
+    given, rows = mine + word, [bytearray(size + len(word)) for _ in range(size)]
     whole.run(core.ALL_GATHER, [_block(given)], [_block(row) for row in rows], timeout=timeout)
-    least = max(int.from_bytes(row[size:], "little") for row in rows)
+    least = max(int.from_bytes(row[size:-1], "little") for row in rows)
+    has_levels = all(row[-1] for row in rows)
     rows = [row[:size] for row in rows]
     hosts = [[each for each in range(size) if row[each]] for rank, row in enumerate(rows) if row.find(1) == rank]
     agreed = sorted(chain.from_iterable(hosts)) == list(range(size)) and all(
         rows[rank] == rows[host[0]] for host in hosts for rank in host
     )
-    return hosts if agreed else [[each] for each in range(size)], least
+    return hosts if agreed else [[each] for each in range(size)], least, has_levels
 
 
 class Hierarchy:
@@ -125,13 +128,14 @@ class Hierarchy:
         root: int = 0,
         dtype: int = 0,
         reduction: int = 0,
+        algorithm: int | None = None,
         timeout: float = -1.0,
     ) -> None:
-        """As CoreGroup.run."""
+        """As CoreGroup.run; in two levels `algorithm` is for what crosses."""
         options = {"root": root, "dtype": dtype, "reduction": reduction}
         way = self._ways.get(kind)
         if way is None or self._bytes(kind, inputs, outputs) < self._least:
-            self.whole.run(kind, inputs, outputs, timeout=timeout, **options)
+            self.whole.run(kind, inputs, outputs, algorithm=algorithm, timeout=timeout, **options)
             return
         if (failure := self.whole.failure) is not None:
             raise failure
@@ -142,8 +146,9 @@ class Hierarchy:
             # An average is divided by the number of all members at once, on the first level.
             op = _SUM if reduction == _AVG and group is self._across else reduction
             options = {"root": root, "dtype": dtype, "reduction": op, "divisor": self.whole.size}
+            crossing = algorithm if group is self._across else None
             try:
-                group.run(kind, inputs, outputs, timeout=left, **options)
+                group.run(kind, inputs, outputs, algorithm=crossing, timeout=left, **options)
             except RdmaError as error:
                 raise self._failed(group, error) from error
             except BaseException:
@@ -250,29 +255,9 @@ class Hierarchy:
         parts = self._padded(_parts(memory, self._width, item))
         mine = parts[self._local.rank]
         if self._across is not None:
-            self._spread(step, self._across, mine, height)
+            _from_one(step, self._across, mine, height)
         if not is_source:
             step(self._local, core.ALL_GATHER, [mine], parts)
-
-    def _spread(self, step: Any, across: core.CoreGroup, memory: core.Block, root: int) -> None:
-        """A broadcast in which each byte leaves the root once: each other member gets a part of its own, and gives it
-        to the rest (van de Geijn's scatter and allgather).
-        """
-        rank, size = across.rank, across.size
-        if size == 2:
-            _from_one(step, across, memory, root)
-            return
-        others = iter(_parts(memory, size - 1, 1))
-        parts = [_NOTHING if each == root else next(others) for each in range(size)]
-        mine, nothing = parts[rank], [_NOTHING] * size
-        from_root = [mine if each == root else _NOTHING for each in range(size)]
-        step(across, core.ALL_TO_ALL, *((parts, nothing) if rank == root else (nothing, from_root)))
-        among = [root not in (rank, each) and rank != each for each in range(size)]
-        given, got = (
-            [block if is_one else _NOTHING for block, is_one in zip(blocks, among, strict=True)]
-            for blocks in ([mine] * size, parts)
-        )
-        step(across, core.ALL_TO_ALL, given, got)
 
     def _padded(self, blocks: Blocks) -> list[core.Block]:
         """One for each member on this host: those beyond the carriers have none."""

@@ -10,6 +10,7 @@ from ..errors import ConfigError, PeerLost, RdmaError, TransferTimeout
 from ..rdma.engine import Engine
 from ..rdma.group import CoreGroup
 from ..rdma.names import look_up, publish, unpublish
+from .algorithms import digest_of_choices
 from .table import row_for
 
 __all__ = ["MemberLost", "digest", "meet", "member"]
@@ -33,7 +34,8 @@ def digest(members: Sequence[str]) -> str:
 
 def member(engine: Engine, rank: int, size: int) -> CoreGroup:
     """This process's end of a group that is yet to meet, with the options that are best for its size."""
-    return CoreGroup(engine, rank, size, step_bytes=row_for(size).step_bytes)
+    row = row_for(size)
+    return CoreGroup(engine, rank, size, step_bytes=row.step_bytes, choices=digest_of_choices(row))
 
 
 def meet(engine: Engine, members: Sequence[str], name: str, timeout: float) -> CoreGroup:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from .. import config
@@ -17,6 +17,7 @@ from .engine import Engine, raise_error, scratch, seconds
 from .region import RemoteRegion
 
 __all__ = [
+    "ALGORITHMS",
     "ALL_GATHER",
     "ALL_REDUCE",
     "ALL_TO_ALL",
@@ -29,6 +30,7 @@ __all__ = [
     "SCATTER",
     "Block",
     "CoreGroup",
+    "has_algorithm",
 ]
 
 BARRIER, BROADCAST = lib.MR_BARRIER, lib.MR_BROADCAST
@@ -40,22 +42,34 @@ _NAMES = {
     REDUCE_SCATTER: "reduce_scatter", ALL_GATHER: "all_gather", GATHER: "gather", SCATTER: "scatter",
     ALL_TO_ALL: "all_to_all",
 }  # fmt: skip
+ALGORITHMS = {
+    "direct": lib.MR_DIRECT, "doubling": lib.MR_DOUBLING, "halving": lib.MR_HALVING, "ring": lib.MR_RING,
+    "tree": lib.MR_TREE,
+}  # fmt: skip
 _SPIN = 125  # looks, about 3 us, where every member has a processor; more costs time slices where others run too
 
 Block = tuple[int, int]  # address and size of contiguous memory that the caller keeps
 
 
+def has_algorithm(kind: int, algorithm: int) -> bool:
+    return bool(lib.mr_collective_has(kind, algorithm))
+
+
 class CoreGroup:
     """One member's end of a group. Collectives: one at a time, from any thread; messages: from any thread."""
 
-    def __init__(self, engine: Engine, rank: int, size: int, *, step_bytes: int) -> None:
+    def __init__(self, engine: Engine, rank: int, size: int, *, step_bytes: int, choices: int = 0) -> None:
+        """choices: a digest of whatever else must be the same on all members."""
         self.engine = engine
         self.rank, self.size = rank, size
+        # The algorithm for a kind, bytes in all and a dtype, where a call does not say; the same on all members.
+        self.choose: Callable[[int, int, int], int] | None = None
         self.names: list[str] = []
         self._arenas: list[RemoteRegion] = []
         options = ffi.new("mr_group_options *")
         options.rank, options.size = rank, size
         options.step_bytes = step_bytes
+        options.choices = choices
         options.message_bytes = config.get("collective_message_bytes")
         options.interrupted = lib.mr_python_interrupted
         options.spin = _SPIN if size <= len(os.sched_getaffinity(0)) else 0
@@ -101,6 +115,7 @@ class CoreGroup:
         dtype: int = 0,
         reduction: int = 0,
         divisor: int = 0,
+        algorithm: int | None = None,
         timeout: float = -1.0,
     ) -> None:
         """One collective; `timeout` in seconds, negative: none. One thread at a time.
@@ -117,9 +132,18 @@ class CoreGroup:
             addresses[i], sizes[i] = address, size
         for i, (address, size) in enumerate(outputs):
             to[i], to_sizes[i] = address, size
+        if algorithm is None:
+            algorithm = 0 if self.choose is None else self.choose(kind, self._bytes(kind, inputs, outputs), dtype)
+        call.algorithm = algorithm
         error = scratch.error
         if failed := lib.mr_group_run(self._handle, call, timeout, error):
             self._raise(error, failed, _NAMES[kind])
+
+    def _bytes(self, kind: int, inputs: Sequence[Block], outputs: Sequence[Block]) -> int:
+        """What a collective is about: a tensor that all have, or all members' parts together."""
+        if kind in (GATHER, SCATTER):
+            return self.size * max(size for _, size in (*inputs, *outputs))
+        return max(sum(size for _, size in blocks) for blocks in (inputs, outputs))
 
     def send(self, to: int, tag: int, block: Block, timeout: float = -1.0) -> None:
         error = scratch.error

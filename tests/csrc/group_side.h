@@ -11,7 +11,7 @@ namespace {
 struct GroupMember {
   GroupMember(uint32_t rank, uint32_t size, uint64_t step_bytes, void (*change)(mr_options&))
       : engine(("rank" + std::to_string(rank)).c_str(), change), rank(rank), size(size) {
-    const mr_group_options options{rank, size, step_bytes, step_bytes, 100, nullptr};
+    const mr_group_options options{rank, size, step_bytes, step_bytes, 0, 100, nullptr};
     mr_error error{};
     if (mr_group_create(engine.handle, &options, &group, &error) != MR_OK) throw std::runtime_error(error.message);
   }
@@ -33,6 +33,7 @@ struct GroupMember {
   };
   int run(uint32_t kind, const std::vector<Memory>& inputs, const std::vector<Memory>& outputs, uint32_t root = 0,
           uint32_t dtype = 0, uint32_t reduction = 0, double timeout = 30) {
+    const uint32_t way = mr_collective_has(kind, algorithm) != 0 ? algorithm : uint32_t{MR_DIRECT};
     std::vector<const void*> in;
     std::vector<void*> out;
     std::vector<uint64_t> in_bytes, out_bytes;
@@ -48,7 +49,8 @@ struct GroupMember {
                              in_bytes.data(),
                              out.data(),
                              out_bytes.data(),
-                             0};
+                             0,
+                             way};
     return mr_group_run(group, &call, timeout, &error);
   }
   int send(uint32_t to, int64_t tag, const std::vector<uint8_t>& data, double timeout = 30) {
@@ -65,6 +67,7 @@ struct GroupMember {
 
   Engine engine;
   mr_group* group = nullptr;
+  uint32_t algorithm = MR_DIRECT;  // of collectives that have it
   uint32_t rank, size, sender = 0;
   mr_error error{};
 };

@@ -105,10 +105,15 @@ void check_all(GroupOf& group, uint32_t size, size_t count) {
   });
 }
 
+constexpr uint32_t kAlgorithms[] = {MR_DIRECT, MR_DOUBLING, MR_HALVING, MR_RING, MR_TREE};
+
 void check_sizes(uint32_t size, uint64_t step_bytes) {
   for (const auto way : kWays) {
     GroupOf group(size, step_bytes, way);
-    for (const size_t count : kCounts) check_all(group, size, count);
+    for (const uint32_t algorithm : kAlgorithms) {
+      for (const auto& member : group.members) member->algorithm = algorithm;
+      for (const size_t count : kCounts) check_all(group, size, count);
+    }
   }
 }
 
@@ -117,6 +122,24 @@ TEST(two_members_small_steps) { check_sizes(2, 64); }
 TEST(two_members) { check_sizes(2, 4096); }
 TEST(three_members) { check_sizes(3, 192); }
 TEST(four_members) { check_sizes(4, 1024); }
+TEST(more_members_by_rounds) {
+  for (const uint32_t size : {5, 7, 9}) {
+    GroupOf group(size, 576, over_tcp);
+    for (const uint32_t algorithm : {MR_DOUBLING, MR_HALVING, MR_RING, MR_TREE}) {
+      for (const auto& member : group.members) member->algorithm = algorithm;
+      for (const size_t count : {0, 17, 700}) check_all(group, size, count);
+    }
+  }
+}
+
+// Collectives that go other ways one after the other.
+TEST(algorithms_take_turns) {
+  GroupOf group(6, 512);
+  for (size_t round = 0; round < 40; ++round) {
+    for (const auto& member : group.members) member->algorithm = kAlgorithms[round * round % 5];
+    check_all(group, 6, round * 37 % 700);
+  }
+}
 
 // The sum of floats depends on its order: all members have the same, whichever way the bytes go.
 TEST(sums_are_made_in_the_order_of_ranks) {
@@ -305,6 +328,18 @@ TEST(different_calls_are_told) {
     GroupOf group(2, 256, way);
     group.each([](GroupMember& member) {
       Ints few(member.rank == 0 ? 4 : 5);
+      CHECK_EQ(member.run(MR_ALL_REDUCE, {memory(few)}, {memory(few)}, 0, kI32, MR_SUM), int{MR_CONFIG});
+    });
+    GroupOf another(3, 256, way);
+    another.each([](GroupMember& member) {
+      Ints few(4);
+      member.algorithm = member.rank == 1 ? MR_RING : MR_DOUBLING;
+      CHECK_EQ(member.run(MR_ALL_REDUCE, {memory(few)}, {memory(few)}, 0, kI32, MR_SUM), int{MR_CONFIG});
+    });
+    GroupOf mixed(3, 256, way);
+    mixed.each([](GroupMember& member) {
+      Ints few(4);
+      member.algorithm = member.rank == 1 ? MR_RING : MR_DIRECT;
       CHECK_EQ(member.run(MR_ALL_REDUCE, {memory(few)}, {memory(few)}, 0, kI32, MR_SUM), int{MR_CONFIG});
     });
     GroupOf other(2, 256, way);
