@@ -475,11 +475,12 @@ def test_a_file_on_shared_storage_tells_where_and_follows_a_new_agent(client: Fa
     first = subprocess.Popen([sys.executable, *agent])
     config.configure(secret_file=str(place / "secret"))
     mesh = attach_to_workers(workers=[address])
-    procs = mesh.spawn_procs(restart="always")
+    procs = mesh.spawn_procs(restart="always", max_restarts=None)
     guest = procs.spawn("guest", Guest)
     before = guest.pid.call_one().get(LIMIT)
     first.kill()
     first.wait()
+    gone([before])
     second = subprocess.Popen([sys.executable, *agent])
     wait_until(lambda: not fails(guest), "the process does not come back on the host's next agent")
     assert guest.pid.call_one().get(LIMIT) != before
