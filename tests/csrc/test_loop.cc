@@ -7,9 +7,12 @@
 #include <unistd.h>
 
 #include <cmath>
+#include <condition_variable>
 #include <future>
 #include <limits>
 #include <memory>
+#include <mutex>
+#include <stdexcept>
 #include <vector>
 
 #include "base/error.h"
@@ -39,14 +42,26 @@ Loop::Lead lead_a_little(Loop& loop, Loop::Wait how = Loop::Wait::eager) {
   return loop.lead(after(0.001), [](const void*) { return false; }, nullptr, how);
 }
 
-// Something that happens once, on any thread.
+// Something that happens once, on any thread. Who has waited for it may destroy it: who sets it has let go.
 class Event {
  public:
-  void set() { promise_.set_value(std::this_thread::get_id()); }
-  std::thread::id wait() { return await(promise_.get_future()); }
+  void set() {
+    std::lock_guard guard(lock_);
+    if (std::exchange(happened_, true)) throw std::logic_error("it happens twice");
+    thread_ = std::this_thread::get_id();
+    changed_.notify_all();
+  }
+  std::thread::id wait() {
+    std::unique_lock guard(lock_);
+    if (!changed_.wait_for(guard, kLong, [&] { return happened_; })) throw test::CheckFailed("waited in vain");
+    return thread_;
+  }
 
  private:
-  std::promise<std::thread::id> promise_;
+  std::mutex lock_;
+  std::condition_variable changed_;
+  bool happened_ = false;
+  std::thread::id thread_;
 };
 
 class Pipe {
