@@ -1,10 +1,11 @@
 """The algorithms of collectives between hosts that are far from each other.
 
-    .venv/bin/python benchmarks/bench_algorithms.py [--hosts 8] [--delays 0,1,10] [--mib 1] [--rounds 3] [--kinds ...]
+    .venv/bin/python benchmarks/bench_algorithms.py [--hosts 8] [--delays 0,1,10] [--rate 0] [--mib 1] [--rounds 3]
 
 Hosts of namespaces on this machine (tests/hosts/network.py; needs root), one member on each, `--delays` ms apart (one
-way). Medians, in ms, of the time until the last member is done; algorithms take turns. Of an all_reduce also how many
-messages a member sends at most, and how many bytes, which do not depend on the machine.
+way), each with a link of `--rate` Gbit/s (0: no limit) for what it sends. Medians, in ms, of the time until the last
+member is done; algorithms take turns. Of an all_reduce also how many messages a member sends at most, and how many
+bytes, which do not depend on the machine.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--hosts", type=int, default=8)
     parser.add_argument("--delays", default="0,1,10", help="ms, one way")
+    parser.add_argument("--rate", type=float, default=0, help="Gbit/s")
     parser.add_argument("--mib", type=int, default=1, help="size of the largest tensor")
     parser.add_argument("--kinds", default="barrier,all_reduce,broadcast,all_gather")
     parser.add_argument("--rounds", type=int, default=3)
@@ -58,7 +60,7 @@ def main() -> None:
             pieces, sent = (max(each[nbytes, algorithm][i] for each in counts) for i in range(2))
             print(f"  {nbytes:9} bytes  {algorithm:9} {pieces:6} messages {sent:10} bytes", flush=True)
         for delay in map(float, options.delays.split(",")):
-            network.shape(delay=delay / 1e3)
+            network.shape(delay=delay / 1e3, rate=options.rate * 1e9 / 8)
             code = "result = measured(group, mib=mib, rounds=rounds, kinds=kinds)"
             taken = members.run(code, mib=options.mib, rounds=options.rounds, kinds=options.kinds.split(","))[0]
             print(f"{delay:g} ms one way:")

@@ -74,6 +74,9 @@ struct Folding {
   bool is_extra(uint32_t rank) const { return is_paired(rank) && rank % 2 == 1; }
   uint32_t place(uint32_t rank) const { return is_paired(rank) ? rank / 2 : rank - num_extra; }
   uint32_t rank_at(uint32_t place) const { return place < num_extra ? 2 * place : place + num_extra; }
+
+  void give(Plan& plan, Blocks blocks) const;       // what those that are too many have,
+  void return_to(Plan& plan, Blocks blocks) const;  // and what they get
 };
 
 }  // namespace mr

@@ -9,19 +9,15 @@ Plan doubling_all_reduce(uint32_t rank, uint32_t size) {
   const Folding fold(size);
   const Blocks all{0, 1};
   Plan plan{rank, size, 1};
+  fold.give(plan, all);
   const uint32_t place = fold.place(rank);
-  if (fold.is_extra(rank)) plan.send(rank - 1, all);
-  if (fold.is_paired(rank) && !fold.is_extra(rank)) plan.receive(rank + 1, all, Merge::ours_first);
-  if (fold.num_extra != 0) plan.end_round();
   for (uint32_t distance = 1; distance < fold.power; distance *= 2, plan.end_round()) {
     if (fold.is_extra(rank)) continue;
     const uint32_t other = place ^ distance;
     plan.send(fold.rank_at(other), all);
     plan.receive(fold.rank_at(other), all, place < other ? Merge::ours_first : Merge::theirs_first);
   }
-  if (fold.is_extra(rank)) plan.receive(rank - 1, all);
-  if (fold.is_paired(rank) && !fold.is_extra(rank)) plan.send(rank + 1, all);
-  if (fold.num_extra != 0) plan.end_round();
+  fold.return_to(plan, all);
   return plan;
 }
 

@@ -62,7 +62,6 @@ _MANY: dict[str, Steps] = {
     **_FEW,
     "barrier": ((0, "doubling"),),
     "all_reduce": ((0, "doubling"), (64 << 10, "halving"), (8 << 20, "ring")),
-    "reduce": ((1 << 20, "ring"),),
     "reduce_scatter": ((0, "halving"), (64 << 10, "direct")),
     "all_gather": ((0, "doubling"), (256 << 10, "direct")),
 }

@@ -13,6 +13,10 @@ constexpr uint32_t kI32 = 3, kF32 = 5;  // enum mr_dtype
 void over_tcp(mr_options& options) { options.lanes = "tcp"; }
 void (*const kWays[])(mr_options&) = {nullptr, over_tcp};
 
+constexpr std::pair<void (*)(mr_options&), uint32_t> kWaysAndAlgorithms[] = {
+    {nullptr, MR_DIRECT},  {over_tcp, MR_DIRECT},  {nullptr, MR_DOUBLING}, {over_tcp, MR_DOUBLING},
+    {nullptr, MR_HALVING}, {over_tcp, MR_HALVING}, {nullptr, MR_RING},     {over_tcp, MR_RING}};
+
 using Ints = std::vector<int32_t>;
 GroupMember::Memory memory(Ints& ints) { return {ints.data(), ints.size() * sizeof(int32_t)}; }
 
@@ -233,9 +237,10 @@ TEST(many_messages_both_ways_beside_collectives) {
 }
 
 TEST(a_member_that_goes_is_named_by_all_others) {
-  for (const auto way : kWays) {
+  for (const auto& [way, algorithm] : kWaysAndAlgorithms) {
     GroupOf group(3, 256, way);
-    group.each([](GroupMember& member) {
+    group.each([&](GroupMember& member) {
+      member.algorithm = algorithm;
       if (member.rank == 2) return member.engine.close();
       Ints one(5000);
       CHECK_EQ(member.run(MR_ALL_REDUCE, {memory(one)}, {memory(one)}, 0, kI32, MR_SUM), int{MR_PEER_LOST});
@@ -289,9 +294,10 @@ TEST(a_member_may_leave) {
 }
 
 TEST(a_deadline_ends_it_on_all) {
-  for (const auto way : kWays) {
+  for (const auto& [way, algorithm] : kWaysAndAlgorithms) {
     GroupOf group(3, 256, way);
-    group.each([](GroupMember& member) {
+    group.each([&](GroupMember& member) {
+      member.algorithm = algorithm;
       if (member.rank == 1) return;
       // Both are so far: who of the two came late would be named by the other one.
       const uint32_t other = 2 - member.rank;
@@ -305,6 +311,23 @@ TEST(a_deadline_ends_it_on_all) {
     GroupMember& late = *group.members[1];
     if (late.run(MR_BARRIER, {}, {}) == MR_OK) late.run(MR_BARRIER, {}, {});
     CHECK_EQ(late.error.kind, int{MR_TRANSFER_TIMEOUT});
+  }
+}
+
+// Between two others that wait for each other.
+TEST(an_abort_ends_a_collective) {
+  for (const auto& [way, algorithm] : kWaysAndAlgorithms) {
+    GroupOf group(3, 256, way);
+    group.each([&](GroupMember& member) {
+      member.algorithm = algorithm;
+      if (member.rank == 1) {
+        CHECK_EQ(mr_group_abort(member.group, "enough", nullptr), int{MR_OK});
+        return;
+      }
+      Ints one(5000);
+      CHECK_EQ(member.run(MR_ALL_REDUCE, {memory(one)}, {memory(one)}, 0, kI32, MR_SUM), int{MR_CANCELLED});
+      CHECK_EQ(member.failed_rank(), 1);
+    });
   }
 }
 
