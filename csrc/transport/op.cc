@@ -140,7 +140,7 @@ bool mr_op::wait(double timeout) {
   for (bool first = true; !done() && (first || Clock::now() < until); first = false) {
     if (const auto work = helper()) {
       work->help(*this, until);
-      if (!done()) sleep_until(until);
+      if (!done() && helper() == work) sleep_until(until);  // else it has passed on to another
       continue;
     }
     const auto go_back = [](const void* op) {

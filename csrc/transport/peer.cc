@@ -22,6 +22,11 @@ Status stopped(int kind, const Op& op) {
 
 bool moves_bytes(Verb verb) { return verb == Verb::read || verb == Verb::write; }
 
+// By the thread that submits it. Of a write that notifies, the bytes.
+bool may_be_inline(const Op& op) {
+  return op.has_notify ? op.verb == Verb::write && op.bytes() > 0 : moves_bytes(op.verb) || is_atomic(op.verb);
+}
+
 Bytes encode_reply(const Reply& reply) {
   Writer out;
   out.put(static_cast<uint16_t>(reply.status.kind)).put(static_cast<int32_t>(reply.status.sys_errno));
@@ -109,7 +114,7 @@ const char* Peer::read_now(const RemoteRegion& remote, uint8_t* local, uint64_t 
 }
 
 void Peer::submit(const OpRef& op) {
-  if ((moves_bytes(op->verb) && !op->has_notify) || is_atomic(op->verb)) {
+  if (may_be_inline(*op)) {
     const auto now = links();
     if (Link* const best = best_of(*now, *op, op->flags); best != nullptr && best->try_inline(op)) return;
   }
@@ -117,7 +122,9 @@ void Peer::submit(const OpRef& op) {
 }
 
 void Peer::on_done(const OpRef& op, Status status) {
-  if (!op->admitted && status.kind >= 0) {  // inline, by the caller's thread
+  const bool is_written = status.ok() && op->has_notify;  // the rest is the loop's
+  if (is_written) op->set_helper(nullptr);
+  if (!op->admitted && status.kind >= 0 && !is_written) {  // inline, by the caller's thread
     op->finish(std::move(status));
     home_.op_ended();
     return;
@@ -161,7 +168,8 @@ void Peer::dispatch_on_loop(const OpRef& op) {
     case Verb::read:
     case Verb::write:
     case Verb::map:
-      if (op->has_notify && op->bytes() == 0) {  // no lane has anything to carry
+      if (op->has_notify && op->remote_state == MR_WRITTEN) return notify_on_loop(op);  // inline, see on_done
+      if (op->has_notify && op->bytes() == 0) {                                         // no lane has anything to carry
         op->lane = state_ == State::self ? "local" : "control";
         return notify_on_loop(op);
       }

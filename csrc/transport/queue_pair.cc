@@ -448,7 +448,7 @@ void QueuePair::help(const mr_op& op, Time until) {
   // exit to the host, of microseconds.
   for (Time limit = Time::max();;) {
     for (int i = 0; i < kLooksPerClock && !op.done(); ++i) drain(false);
-    if (op.done() || is_broken()) break;
+    if (op.done() || is_broken() || (op.has_notify && outstanding() == 0)) break;  // what is left is the loop's
     const Time now = Clock::now();
     if (limit == Time::max())
       limit = std::min(until,
@@ -458,7 +458,7 @@ void QueuePair::help(const mr_op& op, Time until) {
   if (op.done() && helped_.load(std::memory_order_relaxed) < kHotAfter) helped_.fetch_add(1);
   helpers_.fetch_sub(1);
   // Who sleeps now is woken by the poller.
-  if (!op.done()) expect_events();
+  if (!op.done() && outstanding() > 0) expect_events();
 }
 
 }  // namespace mr

@@ -316,6 +316,94 @@ TEST(a_flapping_link_loses_nothing) {
   pair.finish();
 }
 
+TEST(a_small_write_notifies_once_whatever_becomes_of_its_request) {
+  for (const Fate::Kind kind : {Fate::carry_out, Fate::fail_before, Fate::fail_after}) {
+    for (const uint64_t size : {8, 3000}) {
+      Connected pair(nullptr, "verbs,tcp");
+      const Bytes fresh = painted_bytes(size, 7);
+      std::atomic<int> left{1};
+      pair.fabric.decide(
+          [&](const auto& request) { return !request.pieces.empty() && left.fetch_sub(1) == 1 ? Fate{kind} : Fate{}; });
+      for (const uint64_t number : {77, 78}) {  // another one of the first would come before the second
+        const OpRef op = pair.user->write_and_notify(pair.remote, 64, fresh, number);
+        VerbsSide::expect_ok(op);
+        CHECK_EQ(op->remote_state, MR_WRITTEN);
+        CHECK(std::equal(fresh.begin(), fresh.end(), pair.owned.begin() + 64));
+        uint64_t value = 0;
+        CHECK_EQ(pair.region->next_notification(0, &value), 1);
+        CHECK_EQ(value, number);
+      }
+      uint64_t value = 0;
+      CHECK_EQ(pair.region->next_notification(0, &value), 0);
+      pair.finish();
+    }
+  }
+}
+
+TEST(a_write_that_is_refused_does_not_notify) {
+  Connected pair;
+  std::atomic<bool> refuses{true};
+  pair.fabric.decide([&](const auto& request) {
+    return refuses && !request.pieces.empty() ? Fate{Fate::fail_before, IBV_WC_REM_ACCESS_ERR} : Fate{};
+  });
+  const Bytes fresh = painted_bytes(8, 7);
+  const int end = VerbsSide::wait(pair.user->write_and_notify(pair.remote, 0, fresh, 77));
+  CHECK(end == MR_ACCESS_DENIED || end == MR_PEER_LOST);  // the owner knows nothing of it
+  refuses = false;
+  VerbsSide::expect_ok(pair.user->write_and_notify(pair.remote, 0, fresh, 78));
+  uint64_t value = 0;
+  CHECK_EQ(pair.region->next_notification(0, &value), 1);
+  CHECK_EQ(value, 78u);
+  pair.finish();
+}
+
+TEST(a_write_whose_end_is_not_known_when_a_side_ends_does_not_notify) {
+  for (const bool owner_ends : {true, false}) {
+    Connected pair;
+    pair.fabric.decide([](const auto& request) { return request.pieces.empty() ? Fate{} : Fate{Fate::hold}; });
+    const Bytes fresh = painted_bytes(8, 7);
+    const OpRef op = pair.user->write_and_notify(pair.remote, 0, fresh, 77);
+    CHECK(!op->admitted);  // its caller has posted it
+    (owner_ends ? pair.owner : pair.user)->close();
+    const int end = VerbsSide::wait(op);
+    CHECK(owner_ends ? end == MR_PEER_LOST || end == MR_ACCESS_DENIED : end == MR_CANCELLED);
+    uint64_t value = 0;
+    CHECK(pair.region->next_notification(0, &value) != 1);
+    pair.finish();
+  }
+}
+
+TEST(a_flapping_link_delivers_each_notification_once) {
+  Connected pair(nullptr, "verbs,tcp");
+  std::atomic<bool> over{false};
+  std::atomic<int> changes{0};
+  std::thread flaps([&] {
+    for (bool up = false; !over; up = !up, ++changes) {
+      pair.fabric.set_port("own0", up);
+      std::this_thread::sleep_for(std::chrono::milliseconds(5));
+    }
+    pair.fabric.set_port("own0", true);
+  });
+  const Bytes fresh = painted_bytes(512, 7);
+  std::vector<uint64_t> sent, got;
+  while (sent.size() < 1000 || changes < 40) {
+    std::vector<OpRef> ops;
+    for (uint64_t i = 0; i < 50; ++i) {
+      sent.push_back(sent.size());
+      ops.push_back(pair.user->write_and_notify(pair.remote, i * 512, fresh, sent.back()));
+    }
+    for (const OpRef& op : ops) VerbsSide::expect_ok(op);
+    for (uint64_t i = 0; i < 50; ++i) CHECK(std::equal(fresh.begin(), fresh.end(), pair.owned.begin() + i * 512));
+    std::fill(pair.owned.begin(), pair.owned.end(), 0);
+    for (uint64_t value = 0; pair.region->next_notification(0, &value) == 1;) got.push_back(value);
+  }
+  over = true;
+  flaps.join();
+  std::sort(got.begin(), got.end());
+  CHECK(got == sent);
+  pair.finish();
+}
+
 TEST(each_call_that_fails_while_connecting_leads_to_tcp_or_another_try) {
   for (const char* call : {"create_qp", "create_cq", "modify_qp", "post_send", "req_notify_cq", "reg_mr"}) {
     for (uint64_t skip = 0; skip < 4; ++skip) {

@@ -212,25 +212,21 @@ TEST(regions_and_memory_longer_than_a_registration_are_split_at_the_seams) {
 
 TEST(a_notification_comes_after_the_bytes) {
   VerbsPair pair;
-  Bytes owned(100000), source = painted_bytes(100000, 3);
-  const auto region = pair.owner->share(owned.data(), owned.size());
-  const auto remote = pair.owner->remote(region);
-  for (uint64_t i = 0; i < 20; ++i) {
-    paint(source.data(), source.size(), i);
-    auto op = std::make_shared<Op>();
-    op->verb = Verb::write;
-    op->submitted = Clock::now();
-    op->remote = remote;
-    op->local = source.data();
-    op->local_view = op->remote_view = View::contiguous(0, source.size());
-    op->has_notify = true;
-    op->notify = 1000 + i;
-    pair.user->node->submit(pair.user->node->peer_of(Address::parse(remote->address)), op);
-    uint64_t value = 0;
-    CHECK_EQ(region->next_notification(20, &value), 1);
-    CHECK_EQ(value, 1000 + i);
-    CHECK(mr::test::painted(owned.data(), owned.size(), i));
-    VerbsSide::expect_ok(op);
+  for (const uint64_t size : {8, 3000, 50000, 100000}) {
+    Bytes owned(size), source(size);
+    const auto region = pair.owner->share(owned.data(), owned.size());
+    const auto remote = pair.owner->remote(region);
+    for (uint64_t i = 0; i < 20; ++i) {
+      paint(source.data(), source.size(), i);
+      const OpRef op = pair.user->write_and_notify(remote, 0, source, 1000 + i);
+      uint64_t value = 0;
+      CHECK_EQ(region->next_notification(20, &value), 1);
+      CHECK_EQ(value, 1000 + i);
+      CHECK(mr::test::painted(owned.data(), owned.size(), i));
+      VerbsSide::expect_ok(op);
+      CHECK_EQ(std::string(op->lane), "verbs");
+    }
+    VerbsSide::expect_ok(pair.owner->drop(region));
   }
   pair.finish();
 }

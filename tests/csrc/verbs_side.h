@@ -91,6 +91,21 @@ class VerbsSide {
     return begin(Verb::write, remote, View::contiguous(offset, length), const_cast<void*>(local),
                  View::contiguous(0, length), timeout, flags);
   }
+  OpRef write_and_notify(const std::shared_ptr<RemoteRegion>& remote, uint64_t offset, const Bytes& source,
+                         uint64_t value) {
+    auto op = std::make_shared<Op>();
+    op->verb = Verb::write;
+    op->submitted = Clock::now();
+    op->deadline = after(30);
+    op->local = const_cast<uint8_t*>(source.data());
+    op->remote_view = View::contiguous(offset, source.size());
+    op->local_view = View::contiguous(0, source.size());
+    op->remote = remote;
+    op->has_notify = true;
+    op->notify = value;
+    node->submit(node->peer_of(Address::parse(remote->address)), op);
+    return op;
+  }
   static int wait(const OpRef& op) {
     if (!op->wait(60)) throw std::runtime_error("an operation did not end: " + op->describe());
     return op->status().kind;
