@@ -38,10 +38,12 @@ CHAOS = (
 )
 
 
-def _at_least(least: int) -> Callable[[str], int]:
+def _at_least(least: int, most: int | None = None) -> Callable[[str], int]:
+    bounds = f"from {least} on" if most is None else f"from {least} to {most}"
+
     def count(text: str) -> int:
-        if not text.isdecimal() or int(text) < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} on")
+        if not text.isdecimal() or int(text) < least or (most is not None and int(text) > most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number {bounds}")
         return int(text)
 
     return count
@@ -172,15 +174,15 @@ def _parser() -> argparse.ArgumentParser:
     )
     demo.add_argument("--small", action="store_true", help="scale the generated set down, for tiny machines")
     demo.add_argument(
-        "--owners", metavar="N", type=_at_least(2), default=2, help="processes that hold the tensors [%(default)s]"
+        "--owners", metavar="N", type=_at_least(2, 64), default=2, help="processes that hold the tensors [%(default)s]"
     )
     demo.add_argument(
-        "--readers", metavar="N", type=_at_least(1), default=2, help="processes that pull all of them [%(default)s]"
+        "--readers", metavar="N", type=_at_least(1, 64), default=2, help="processes that pull all of them [%(default)s]"
     )
     demo.add_argument(
         "--max-size",
         metavar="BYTES",
-        type=_at_least(4096),
+        type=_at_least(4096, 64 << 30),
         default=256 << 20,
         help="largest size of the chart [%(default)s]",
     )

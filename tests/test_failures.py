@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import os
 import random
@@ -20,7 +21,7 @@ from lanes import LANES, Lane
 from ports import free_port
 
 from monarch_rdma import errors
-from monarch_rdma.rdma import Engine, RDMABuffer, Secret
+from monarch_rdma.rdma import Engine, RDMABuffer, Secret, connect
 
 LONG = os.environ.get("MONARCH_RDMA_TEST_ROUNDS") == "long"
 KILL_ROUNDS = 100 if LONG else 6
@@ -153,6 +154,18 @@ def has_memory(pid: int) -> bool:
         return Path(f"/proc/{pid}/statm").read_bytes()[:1] != b"0"
     except OSError:
         return False
+
+
+def test_a_death_is_noticed_while_python_holds_the_gil(nothing_left: None) -> None:
+    held = ctypes.PyDLL(None)  # its calls keep the GIL
+    secret = Secret.generate()
+    with Engine(secret=secret) as engine, Child(secret) as owner:
+        lost = engine.watch(owner.address)
+        connect(owner.address, engine=engine)
+        with subprocess.Popen(["sh", "-c", f"sleep 0.05; kill -9 {owner.pid}"]):
+            held.usleep(900_000)
+        assert lost.done()  # by then: nobody waits here
+        assert isinstance(lost.exception(0), errors.PeerLost)
 
 
 @pytest.mark.parametrize("lane", LANES, ids=str)

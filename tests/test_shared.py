@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import pickle
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from typing import Any
@@ -76,6 +79,22 @@ def test_more_memory_than_there_is(owner: Engine) -> None:
     assert caught.value.size == 1 << 58
     with pytest.raises(errors.RegistrationError, match="more than a process can have"):
         zeros(1 << 40, 1 << 40, engine=owner)
+
+
+def test_memory_that_a_limit_forbids_names_the_limit() -> None:
+    program = """
+import resource
+from monarch_rdma import errors, rdma
+engine = rdma.default_engine()
+resource.setrlimit(resource.RLIMIT_AS, (1 << 40, 1 << 40))
+try:
+    rdma.shared_memory(1 << 40, engine=engine)
+except errors.RegistrationError as error:
+    print(error.sys_errno, error)
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.startswith(f"{errno.ENOMEM} can't map {1 << 40} bytes of shared memory")
+    assert f"address space: {1 << 30} KiB, see `ulimit -v`" in done.stdout
 
 
 def test_shared_memory_without_torch_tensors(owner: Engine, reader: Engine) -> None:

@@ -84,7 +84,8 @@ Fd make_eventfd() {
 
 Fd make_memfd(const std::string& label, uint64_t size) {
   Fd fd(static_cast<int>(::syscall(SYS_memfd_create, label.c_str(), 1u /*CLOEXEC*/ | 2u /*ALLOW_SEALING*/)));
-  if (!fd.valid()) throw Error(MR_RESOURCE_EXHAUSTED, "can't make shared memory " + label, errno);
+  if (!fd.valid())
+    throw Error(MR_RESOURCE_EXHAUSTED, "can't make shared memory " + label + " (raise `ulimit -n`)", errno);
   if (::ftruncate(fd.get(), static_cast<off_t>(size)) != 0)
     throw Error(MR_RESOURCE_EXHAUSTED, "can't size shared memory " + label + " to " + std::to_string(size) + " bytes",
                 errno);

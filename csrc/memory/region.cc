@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 #include <algorithm>
 #include <chrono>
@@ -17,6 +18,12 @@ constexpr uint8_t kHandleVersion = 2;
 constexpr uint64_t kHugePage = 2u << 20;
 constexpr size_t kMaxNotifications = 1u << 20;
 
+std::string address_space_limit() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return "unlimited";
+  return std::to_string(limit.rlim_cur >> 10) + " KiB";
+}
+
 std::string region_text(uint64_t id) { return "region " + std::to_string(id); }
 
 }  // namespace
@@ -26,7 +33,10 @@ Key Key::random() { return Key{{random_u64(), random_u64()}}; }
 Mapping::Mapping(int fd, uint64_t size, bool writable) : size_(size), writable_(writable) {
   void* at = ::mmap(nullptr, size, writable ? PROT_READ | PROT_WRITE : PROT_READ, MAP_SHARED, fd, 0);
   if (at == MAP_FAILED)
-    throw Error(MR_REGISTRATION, "can't map " + std::to_string(size) + " bytes of shared memory", errno);
+    throw Error(MR_REGISTRATION,
+                "can't map " + std::to_string(size) + " bytes of shared memory (address space: " +
+                    address_space_limit() + ", see `ulimit -v`; number of mappings: see `sysctl vm.max_map_count`)",
+                errno);
   address_ = static_cast<uint8_t*>(at);
   // Huge pages are a wish: refused where the kernel has none for shared memory.
   if (size >= kHugePage) (void)::madvise(at, size, MADV_HUGEPAGE);
