@@ -28,12 +28,13 @@ class Owned:
 
 
 class OwnerProcess:
-    """One owner. `secret`: the job's."""
+    """One owner. `secret`: the job's; `loop_spin`: the option of its engine."""
 
-    def __init__(self, secret: Secret) -> None:
+    def __init__(self, secret: Secret, loop_spin: float = 0.0) -> None:
         fd = secret.to_fd()
+        env = {"MONARCH_RDMA_LOOP_SPIN": str(loop_spin)}
         try:
-            self._process = LineProcess("owner.py", "--secret-fd", str(fd), pass_fds=(fd,))
+            self._process = LineProcess("owner.py", "--secret-fd", str(fd), pass_fds=(fd,), env=env)
         finally:
             os.close(fd)
 

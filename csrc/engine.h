@@ -124,6 +124,7 @@ typedef struct {
   uint64_t verbs_cache_bytes;    /* registered local memory that is kept while no operation uses it */
   uint32_t verbs_on_demand;      /* 1: on-demand paging instead of pinning local memory, where the card can */
   uint32_t verbs_atomics;        /* 1: the card's atomics: not atomic against those of processors and other cards */
+  double loop_spin;              /* how long the loop's thread looks for events before it sleeps, where that pays off */
   uint64_t max_frame_bytes;      /* largest control frame accepted */
   uint64_t message_window_bytes; /* unread message bytes a peer may have outstanding here */
   uint32_t max_pending_ops;      /* operations in flight per engine */

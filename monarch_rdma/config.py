@@ -241,6 +241,15 @@ OPTIONS: dict[str, Option] = {
             "message_window_bytes", int, 64 << 20, "Unread message bytes a peer may have here.", "bytes", 4096, 1 << 40
         ),
         Option("max_pending_ops", int, 1 << 20, "Operations in flight per engine.", minimum=1),
+        Option(
+            "loop_spin",
+            float,
+            0.0,
+            "How long the engine's thread looks for the next event before it sleeps, where the last ones came that soon.",
+            "s",
+            0,
+            1,
+        ),
         Option("heartbeat_interval", float, 0.5, "Pause between heartbeats, where one is needed.", "s", 0.001, 3600),
         Option("heartbeat_timeout", float, 5.0, "Silence after which a peer counts as lost.", "s", 0.001, 86400),
         Option("connect_timeout", float, 10.0, "Time for reaching a peer and proving membership.", "s", 0.001, 86400),

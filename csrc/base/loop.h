@@ -60,8 +60,9 @@ class Loop {
   };
   using TimerId = std::pair<Time, uint64_t>;
 
-  // `first` is run by the loop's thread, which lives until stop(), before this returns.
-  explicit Loop(std::string thread_name, const Task& first = {});
+  // `first` is run by the loop's thread, which lives until stop(), before this returns. With `spin` (seconds) that
+  // thread looks for so long before it sleeps.
+  explicit Loop(std::string thread_name, const Task& first = {}, double spin = 0);
   ~Loop();
   Loop(const Loop&) = delete;
   Loop& operator=(const Loop&) = delete;
@@ -132,6 +133,7 @@ class Loop {
   void pass_on_to_leader();
   void take_note();
   void thread_main(const Task* first);
+  int await_events(Looks& looks, epoll_event* events);
   void round(const epoll_event* events, int count);
   void rearm_on_loop(int fd, const Watch& watch);
   void dispatch_on_loop(const epoll_event* events, int count);
@@ -146,6 +148,7 @@ class Loop {
 
   const std::string name_;
   const int pid_;
+  const double spin_;
   Fd epoll_, wake_, timer_;
   std::mutex lock_;  // "the loop"
   std::atomic<std::thread::id> holder_{};

@@ -54,7 +54,7 @@ std::shared_ptr<Node> Node::create(Options options, std::vector<LaneType> lanes)
 Node::Node(Options options, std::vector<LaneType> lanes)
     : options_(std::move(options)),
       pid_(this_pid()),
-      loop_(std::make_shared<Loop>("monarch_rdma", [this] { regions_.life().give(); })) {
+      loop_(std::make_shared<Loop>("monarch_rdma", [this] { regions_.life().give(); }, options_.raw.loop_spin)) {
   for (const auto& name : options_.lanes)
     for (const auto& lane : lanes)
       if (name == lane.name) lanes_.push_back(lane);

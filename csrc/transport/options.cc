@@ -28,6 +28,10 @@ void demand_range(uint64_t value, uint64_t least, uint64_t most, const char* opt
          ("must be " + std::to_string(least) + " to " + std::to_string(most)).c_str());
 }
 
+void demand_spin(double value, const char* name) {
+  demand(std::isfinite(value) && value >= 0 && value <= 1, name, std::to_string(value), "must be 0 to 1 s");
+}
+
 void check_verbs(const mr_options& raw) {
   demand_range(raw.verbs_queue_pairs, 1, 64, "verbs_queue_pairs");
   demand_range(raw.verbs_max_queue_pairs, 1, 1u << 20, "verbs_max_queue_pairs");
@@ -46,8 +50,7 @@ void check_verbs(const mr_options& raw) {
   demand_range(raw.verbs_service_level, 0, 15, "verbs_service_level");
   demand_range(raw.verbs_hop_limit, 1, 255, "verbs_hop_limit");
   demand_range(raw.verbs_pkey_index, 0, 65535, "verbs_pkey_index");
-  demand(std::isfinite(raw.verbs_spin) && raw.verbs_spin >= 0 && raw.verbs_spin <= 1, "verbs_spin",
-         std::to_string(raw.verbs_spin), "must be 0 to 1 s");
+  demand_spin(raw.verbs_spin, "verbs_spin");
 }
 
 std::string default_name() {
@@ -128,6 +131,7 @@ Options Options::from(const mr_options& raw) {
   demand(raw.verbs_gid_index >= -1 && raw.verbs_gid_index <= 255, "verbs_gid_index",
          std::to_string(raw.verbs_gid_index), "must be -1 (chosen) or an index up to 255");
   check_verbs(raw);
+  demand_spin(raw.loop_spin, "loop_spin");
   demand(raw.max_frame_bytes >= 4096 && raw.max_frame_bytes <= (1u << 30), "max_frame_bytes",
          std::to_string(raw.max_frame_bytes), "must be 4 KiB to 1 GiB");
   demand(raw.message_window_bytes >= 4096, "message_window_bytes", std::to_string(raw.message_window_bytes),

@@ -8,6 +8,7 @@
 
 #include <cmath>
 #include <condition_variable>
+#include <ctime>
 #include <future>
 #include <limits>
 #include <memory>
@@ -440,6 +441,23 @@ TEST(looks_that_find_nothing_get_rare_and_come_back) {
   CHECK(out_of(10000, false) < 60);
   CHECK(out_of(10000, true) > 9000);
   CHECK_EQ(out_of(100, true), 100);
+}
+
+TEST(a_loop_that_looks_before_it_sleeps_is_as_quick_to_end_and_sleeps_when_idle) {
+  {
+    Loop patient("test", {}, 1.0);
+    for (int i = 0; i < 100; ++i) {
+      Event ran;
+      patient.post([&] { ran.set(); });
+      ran.wait();
+    }
+  }  // at once: in the middle of a look
+  Loop loop("test", {}, 0.001);
+  thread_of(loop);
+  std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  const std::clock_t before = std::clock();  // of all threads
+  std::this_thread::sleep_for(std::chrono::milliseconds(200));
+  CHECK(std::clock() - before < CLOCKS_PER_SEC / 10);
 }
 
 TEST(one_in_the_background_gives_way) {
