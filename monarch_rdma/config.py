@@ -245,7 +245,7 @@ OPTIONS: dict[str, Option] = {
             "loop_spin",
             float,
             0.0,
-            "How long the engine's thread looks for the next event before it sleeps, where the last ones came that soon.",
+            "How long the engine's thread looks for the next event before it sleeps, where the last came that soon.",
             "s",
             0,
             1,
