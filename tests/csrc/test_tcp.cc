@@ -104,9 +104,9 @@ TEST(one_side_asks_for_tls_and_both_speak_it) {
   mr_options plain = with_tls();
   plain.bulk_tls = 0;
   for (const bool user_asks : {false, true}) {
+    Bytes owned = noise(100000), here(100000);
     TcpPair pair(user_asks ? with_tls() : plain, user_asks ? plain : with_tls());
     pair.begin();
-    Bytes owned = noise(100000), here(100000);
     const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
     CHECK_EQ(TcpSide::wait(pair.user.read(region, 0, here.data(), here.size())), MR_OK);
     CHECK(here == owned);
@@ -115,10 +115,11 @@ TEST(one_side_asks_for_tls_and_both_speak_it) {
   }
 }
 
+// Where an operation ends early the owner may be sending from its memory until it is closed: that lives longer.
 TEST(large_operations_use_more_sockets_small_ones_the_first) {
+  Bytes owned = noise(64 * kMiB), here(64 * kMiB);
   TcpPair pair(with_sockets(3));
   pair.begin();
-  Bytes owned = noise(64 * kMiB), here(64 * kMiB);
   const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
   CHECK_EQ(TcpSide::wait(pair.user.read(region, 0, here.data(), kMiB)), MR_OK);
   CHECK_EQ(pair.user.counter("tcp_sockets_opened"), 1u);
@@ -135,10 +136,10 @@ TEST(large_operations_use_more_sockets_small_ones_the_first) {
 }
 
 TEST(over_loopback_one_socket_takes_all_that_is_large) {
+  Bytes owned = noise(64 * kMiB), here(64 * kMiB);
   TcpPair pair(with_sockets(3));
   pair.user.look_only_at(pair.proxy.at(), boot_id());
   pair.begin();
-  Bytes owned = noise(64 * kMiB), here(64 * kMiB);
   const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
   for (int round = 0; round < 2; ++round) {
     std::fill(here.begin(), here.end(), 0);
@@ -223,9 +224,9 @@ TEST(ten_thousand_small_operations_in_flight) {
 }
 
 TEST(the_owner_refuses_what_was_not_granted) {
+  Bytes owned(4096), here(4096), before = noise(4096);
   TcpPair pair;
   pair.begin();
-  Bytes owned(4096), here(4096), before = noise(4096);
   owned = before;
   const RemoteRegion read_only = pair.owner.share(owned.data(), owned.size(), MR_READ);
   const OpRef write = pair.user.write(read_only, 0, here.data(), 100);
@@ -249,9 +250,9 @@ TEST(the_owner_refuses_what_was_not_granted) {
 }
 
 TEST(a_drop_in_the_middle_of_a_read_ends_it) {
+  Bytes owned = noise(64 * kMiB), here(64 * kMiB);
   TcpPair pair(with_sockets(2));
   pair.begin();
-  Bytes owned = noise(64 * kMiB), here(64 * kMiB);
   const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
   pair.proxy.allow(Proxy::down, 3 * kMiB + 17);
   const OpRef op = pair.user.read(region, 0, here.data(), here.size());
@@ -268,9 +269,9 @@ TEST(a_drop_in_the_middle_of_a_read_ends_it) {
 }
 
 TEST(a_drop_in_the_middle_of_a_write_ends_it) {
+  Bytes owned(64 * kMiB, 0), here = noise(64 * kMiB);
   TcpPair pair(with_sockets(2));
   pair.begin();
-  Bytes owned(64 * kMiB, 0), here = noise(64 * kMiB);
   const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
   pair.proxy.allow(Proxy::up, 3 * kMiB + 17);
   const OpRef op = pair.user.write(region, 0, here.data(), here.size());
@@ -293,9 +294,9 @@ TEST(a_cancelled_read_never_writes_its_destination_again) {
   for (const bool tls : {false, true}) {
     mr_options options = tls ? with_tls() : Options::defaults();
     options.tcp_sockets = 2;
+    Bytes owned = noise(32 * kMiB), here(32 * kMiB), other(kMiB);
     TcpPair pair(options);
     pair.begin();
-    Bytes owned = noise(32 * kMiB), here(32 * kMiB), other(kMiB);
     const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
     pair.proxy.allow(Proxy::down, 3 * kMiB + 17);
     const OpRef op = pair.user.read(region, 0, here.data(), here.size());
@@ -321,9 +322,9 @@ TEST(a_cancelled_write_sends_nothing_false_and_nothing_late) {
   for (const bool tls : {false, true}) {
     mr_options options = tls ? with_tls() : Options::defaults();
     options.tcp_sockets = 2;
+    Bytes owned(32 * kMiB, 0), here(32 * kMiB, 0x11);
     TcpPair pair(options);
     pair.begin();
-    Bytes owned(32 * kMiB, 0), here(32 * kMiB, 0x11);
     const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
     pair.proxy.allow(Proxy::up, 3 * kMiB + 17);
     const OpRef op = pair.user.write(region, 0, here.data(), here.size());
@@ -345,9 +346,9 @@ TEST(a_cancelled_write_sends_nothing_false_and_nothing_late) {
 }
 
 TEST(a_write_that_never_left_was_not_written) {
+  Bytes owned(100, 0), here(100, 1);
   TcpPair pair;
   pair.begin();
-  Bytes owned(100, 0), here(100, 1);
   const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
   pair.proxy.allow(Proxy::up, 0);  // not even the greeting passes
   const OpRef op = pair.user.write(region, 0, here.data(), here.size());
@@ -381,9 +382,9 @@ TEST(a_socket_that_breaks_is_fenced_and_its_parts_are_repeated) {
 }
 
 TEST(who_waits_is_told_of_a_socket_that_only_the_owner_has_lost) {
+  Bytes owned = noise(64 * kMiB), here(owned.size());
   TcpPair pair(with_sockets(2));
   pair.begin();
-  Bytes owned = noise(64 * kMiB), here(owned.size());
   const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
   pair.proxy.allow(Proxy::down, 7 * kMiB);
   const OpRef op = pair.user.read(region, 0, here.data(), here.size());
@@ -396,9 +397,9 @@ TEST(who_waits_is_told_of_a_socket_that_only_the_owner_has_lost) {
 }
 
 TEST(a_part_that_breaks_its_socket_again_and_again_fails) {
+  Bytes owned(100), here(100);
   TcpPair pair;
   pair.begin();
-  Bytes owned(100), here(100);
   const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
   constexpr uint64_t kGreeting = sizeof(tcp::Welcome);
   pair.proxy.allow(Proxy::down, kGreeting);
@@ -456,9 +457,9 @@ TEST(loopback_comes_first_on_the_same_host) {
 }
 
 TEST(the_end_of_the_peer_ends_everything) {
+  Bytes owned = noise(64 * kMiB), here(64 * kMiB), small(8);
   TcpPair pair;
   pair.begin();
-  Bytes owned = noise(64 * kMiB), here(64 * kMiB), small(8);
   const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
   pair.proxy.allow(Proxy::down, kMiB);
   const OpRef large = pair.user.read(region, 0, here.data(), here.size());
@@ -573,9 +574,9 @@ TEST(a_silent_stranger_is_shown_out_in_time) {
 }
 
 TEST(a_recorded_greeting_opens_no_second_door) {
+  Bytes owned(8), here(8);
   TcpPair pair;
   pair.begin();
-  Bytes owned(8), here(8);
   const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
   CHECK_EQ(TcpSide::wait(pair.user.read(region, 0, here.data(), here.size())), MR_OK);
   const Bytes recorded = pair.proxy.recorded(sizeof(tcp::Hello));
@@ -599,9 +600,9 @@ TEST(a_fenced_socket_that_arrives_late_is_refused) {
 }
 
 TEST(a_drop_between_a_request_and_its_bytes_keeps_them_out) {
+  Bytes owned(100, 1);
   TcpPair pair;
   pair.begin();
-  Bytes owned(100, 1);
   const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
   Raw raw(pair.owner.at());
   raw.say(bytes_of(hello_of(pair.user, 1)));
@@ -653,9 +654,9 @@ TEST(a_server_that_is_not_the_peer_gets_no_request) {
 
 TEST(another_key_or_session_leads_nowhere) {
   for (const bool wrong_key : {false, true}) {
+    Bytes owned(8), here(8);
     TcpPair pair;
     pair.begin();
-    Bytes owned(8), here(8);
     const RemoteRegion region = pair.owner.share(owned.data(), owned.size());
     const uint64_t session = pair.user.session();
     const Digest key = pair.user.key();
