@@ -286,19 +286,36 @@ TEST(a_card_that_is_not_back_is_waited_for_where_there_is_no_other_lane) {
   pair.finish();
 }
 
+// The owner's port goes down and comes back every few milliseconds, until it rests.
+class Flapping {
+ public:
+  explicit Flapping(FakeFabric& fabric)
+      : thread_([this, &fabric] {
+          for (bool up = false; !over_; up = !up, ++changes_) {
+            fabric.set_port("own0", up);
+            std::this_thread::sleep_for(std::chrono::milliseconds(5));
+          }
+          fabric.set_port("own0", true);
+        }) {}
+  ~Flapping() { rest(); }
+
+  int changes() const { return changes_; }
+  void rest() {
+    over_ = true;
+    if (thread_.joinable()) thread_.join();
+  }
+
+ private:
+  std::atomic<bool> over_{false};
+  std::atomic<int> changes_{0};
+  std::thread thread_;
+};
+
 TEST(a_flapping_link_loses_nothing) {
   Connected pair(nullptr, "verbs,tcp");
-  std::atomic<bool> over{false};
-  std::atomic<int> changes{0};
-  std::thread flaps([&] {
-    for (bool up = false; !over; up = !up, ++changes) {
-      pair.fabric.set_port("own0", up);
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    pair.fabric.set_port("own0", true);
-  });
+  Flapping port(pair.fabric);
   uint64_t ended = 0;
-  for (int round = 0; round < 20 || changes < 40; ++round) {
+  for (int round = 0; round < 20 || port.changes() < 40; ++round) {
     std::vector<OpRef> ops;
     for (uint64_t i = 0; i < 50; ++i)
       ops.push_back(pair.user->read(pair.remote, i * 512, pair.here.data() + i * 512, 512));
@@ -309,8 +326,7 @@ TEST(a_flapping_link_loses_nothing) {
     CHECK(std::equal(pair.here.begin(), pair.here.begin() + 50 * 512, pair.owned.begin()));
     std::fill(pair.here.begin(), pair.here.end(), 0);
   }
-  over = true;
-  flaps.join();
+  port.rest();
   CHECK(ended >= 1000u);
   CHECK(pair.comes_down_to(4));
   pair.finish();
@@ -375,18 +391,10 @@ TEST(a_write_whose_end_is_not_known_when_a_side_ends_does_not_notify) {
 
 TEST(a_flapping_link_delivers_each_notification_once) {
   Connected pair(nullptr, "verbs,tcp");
-  std::atomic<bool> over{false};
-  std::atomic<int> changes{0};
-  std::thread flaps([&] {
-    for (bool up = false; !over; up = !up, ++changes) {
-      pair.fabric.set_port("own0", up);
-      std::this_thread::sleep_for(std::chrono::milliseconds(5));
-    }
-    pair.fabric.set_port("own0", true);
-  });
+  Flapping port(pair.fabric);
   const Bytes fresh = painted_bytes(512, 7);
   std::vector<uint64_t> sent, got;
-  while (sent.size() < 1000 || changes < 40) {
+  while (sent.size() < 1000 || port.changes() < 40) {
     std::vector<OpRef> ops;
     for (uint64_t i = 0; i < 50; ++i) {
       sent.push_back(sent.size());
@@ -397,8 +405,7 @@ TEST(a_flapping_link_delivers_each_notification_once) {
     std::fill(pair.owned.begin(), pair.owned.end(), 0);
     for (uint64_t value = 0; pair.region->next_notification(0, &value) == 1;) got.push_back(value);
   }
-  over = true;
-  flaps.join();
+  port.rest();
   std::sort(got.begin(), got.end());
   CHECK(got == sent);
   pair.finish();
