@@ -18,7 +18,7 @@ __all__ = ["chooser", "digest_of_choices", "number_of"]
 
 _DIRECT = core.ALGORITHMS["direct"]
 # Sums of two at a time are rounded each time: too often for what has two or three bits of mantissa.
-_FP8 = range(9, 13)
+_FP8 = frozenset(number for name, number in core.DTYPES.items() if name.startswith("float8"))
 _REDUCING = (core.ALL_REDUCE, core.REDUCE, core.REDUCE_SCATTER)
 
 

@@ -12,6 +12,7 @@ from .. import config
 from ..errors import ConfigError, PeerLost
 from ..rdma import group as core
 from ..rdma.engine import Engine, default_engine, seconds
+from ..rdma.group import DTYPES
 from ..rdma.memory import memory_of, note_written
 from ..supervision.membership import Epoch
 from .algorithms import number_of
@@ -22,12 +23,6 @@ if TYPE_CHECKING:
     from .device import DeviceCollectives
 
 __all__ = ["DTYPES", "Group", "default_timeout", "is_on_gpu"]
-
-# Numbers of enum mr_dtype, by torch's names.
-DTYPES = {
-    "uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float32": 5, "float64": 6, "float16": 7, "bfloat16": 8,
-    "float8_e4m3fn": 9, "float8_e5m2": 10, "float8_e4m3fnuz": 11, "float8_e5m2fnuz": 12, "bool": 13,
-}  # fmt: skip
 
 
 _REDUCING = (core.ALL_REDUCE, core.REDUCE, core.REDUCE_SCATTER)

@@ -1,7 +1,7 @@
 """`monarch-rdma bench --collectives`: which steps and algorithms are best, for the table that collectives choose by.
 
 Groups, or algorithms, take turns, so that what else the machine does falls on all of them. Processes of this host take
-the part of hosts: their bytes go over sockets. For hosts that are: `torchrun --nnodes ... -m monarch_rdma.cli bench
+the part of hosts: their bytes go over sockets. For hosts that are: `torchrun --nnodes ... -m monarch_rdma bench
 --collectives`, one process on each.
 """
 

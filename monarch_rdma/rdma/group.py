@@ -23,6 +23,7 @@ __all__ = [
     "ALL_TO_ALL",
     "BARRIER",
     "BROADCAST",
+    "DTYPES",
     "GATHER",
     "REDUCE",
     "REDUCE_SCATTER",
@@ -45,6 +46,11 @@ _NAMES = {
 ALGORITHMS = {
     "direct": lib.MR_DIRECT, "doubling": lib.MR_DOUBLING, "halving": lib.MR_HALVING, "ring": lib.MR_RING,
     "tree": lib.MR_TREE,
+}  # fmt: skip
+# Numbers of enum mr_dtype, by torch's names.
+DTYPES = {
+    "uint8": 0, "int8": 1, "int16": 2, "int32": 3, "int64": 4, "float32": 5, "float64": 6, "float16": 7, "bfloat16": 8,
+    "float8_e4m3fn": 9, "float8_e5m2": 10, "float8_e4m3fnuz": 11, "float8_e5m2fnuz": 12, "bool": 13,
 }  # fmt: skip
 _SPIN = 125  # looks, about 3 us, where every member has a processor; more costs time slices where others run too
 
