@@ -229,7 +229,8 @@ def test_skypilot_itself_builds_the_tasks_and_checks_them(tmp_path: Path) -> Non
     said = json.loads(ran.stdout.splitlines()[-1])
     task = said["task"]
     assert task["num_nodes"] == 3 and task["resources"]["accelerators"] == {"MI300X": 8}
-    assert "monarch_rdma.job.agent --secret - --address 'tcp://*:22222' --idle 60 --linger 5" in task["run"]
+    command = "monarch_rdma.job.agent --secret - --job abc123 --address 'tcp://*:22222' --idle 60 --linger 5"
+    assert command in task["run"]
     assert list(task["file_mounts"]) == ["~/.monarch_rdma/jobs/abc123/secret"]
     assert said["resources"]["accelerators"] == {"MI300X": 8}
     assert "did you mean 'accelerators'" in said["refused"]
