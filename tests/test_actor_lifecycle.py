@@ -33,7 +33,7 @@ from monarch_rdma.actor import (
 from monarch_rdma.errors import ConfigError
 
 PROGRAMS = Path(__file__).parent / "actor_programs"
-SOON = 10.0  # seconds: workers are gone within 2, where others do not use the processors
+SOON = 30.0  # seconds: workers are gone within 2, where others do not use the processors
 
 
 class Mortal(Actor):

@@ -47,7 +47,7 @@ from monarch_rdma.rdma import Engine, Secret, default_engine
 
 attaching = importlib.import_module("monarch_rdma.actor.joining.attach")  # the package has a function of that name
 
-SOON = 10.0  # seconds: nothing of a dead client or host is left after 2, where others do not use the processors
+SOON = 30.0  # seconds: nothing of a dead client or host is left after 2, where others do not use the processors
 
 
 class Guest(Actor):

@@ -60,7 +60,7 @@ def test_the_way_of_monarch(far: Callable[..., RDMABuffer]) -> None:
     assert buffer.owner == "owner"
     assert buffer.backend in ("shm", "local")
     local = torch.zeros(100, dtype=torch.uint8)  # larger is fine
-    buffer.read_into(local, timeout=5).get()
+    buffer.read_into(local, timeout=60).get()
     assert torch.equal(local[:48].view(torch.float32).reshape(3, 4), weights)
     assert not local[48:].any()
     buffer.write_from(torch.full((8,), 255, dtype=torch.uint8)).get(timeout=60)  # smaller is fine

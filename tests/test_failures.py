@@ -18,15 +18,17 @@ import pytest
 from child import Child
 from knocks import without_knocks
 from lanes import LANES, Lane
+from monarch_rdma._engine import ffi
 from ports import free_port
 
-from monarch_rdma import errors
+from monarch_rdma import errors, rdma
 from monarch_rdma.rdma import Engine, RDMABuffer, Secret, connect
 
 LONG = os.environ.get("MONARCH_RDMA_TEST_ROUNDS") == "long"
 KILL_ROUNDS = 100 if LONG else 6
 STOP_ROUNDS = 20 if LONG else 2
 SIZE = 24 << 20
+LIMIT = 60.0  # seconds for what takes milliseconds; reached only by a failing test
 ROOT = Path(__file__).resolve().parent.parent
 
 OWN = """
@@ -157,14 +159,23 @@ def has_memory(pid: int) -> bool:
 
 
 def test_a_death_is_noticed_while_python_holds_the_gil(nothing_left: None) -> None:
-    held = ctypes.PyDLL(None)  # its calls keep the GIL
+    core = ctypes.PyDLL(str(Path(rdma.__file__).parent.parent / "libmonarch_rdma.so"))  # its calls keep the GIL
     secret = Secret.generate()
+    interval = sys.getswitchinterval()
     with Engine(secret=secret) as engine, Child(secret) as owner:
         lost = engine.watch(owner.address)
         connect(owner.address, engine=engine)
-        with subprocess.Popen(["sh", "-c", f"sleep 0.05; kill -9 {owner.pid}"]):
-            held.usleep(900_000)
-        assert lost.done()  # by then: nobody waits here
+        operation = ctypes.c_void_p(int(ffi.cast("uintptr_t", lost.cell[0])))
+        sys.setswitchinterval(LIMIT * 2)  # nor does this thread lend it to another one between two calls
+        try:
+            os.kill(owner.pid, signal.SIGKILL)
+            until = time.monotonic() + LIMIT
+            while not core.mr_op_done(operation) and time.monotonic() < until:  # nobody waits, it looks
+                core.usleep(1000)
+            noticed = core.mr_op_done(operation)
+        finally:
+            sys.setswitchinterval(interval)
+        assert noticed
         assert isinstance(lost.exception(0), errors.PeerLost)
 
 
@@ -343,7 +354,8 @@ def test_fork_in_the_users_program(nothing_left: None) -> None:
     ended = _program(
         """
         import os, sys
-        from monarch_rdma import errors
+        from monarch_rdma import errors, rdma
+from monarch_rdma._engine import ffi
         from monarch_rdma.rdma import Engine, RDMABuffer, Secret, default_engine
         secret = Secret.generate()
         engine, other = Engine(secret=secret), Engine(secret=secret)

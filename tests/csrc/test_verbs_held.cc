@@ -38,7 +38,7 @@ TEST(operations_end_at_their_deadline_whatever_call_the_kernel_holds) {
       }
       CHECK(!ops[0]->admitted);  // it had no timer
       const double took = seconds_since(begun);
-      if (took > kTimeout + 5)
+      if (took > kTimeout + 25)
         mr::test::check_failed(__FILE__, __LINE__, call + std::string(" took ") + std::to_string(took));
       CHECK(mr::test::all(pair.here.data(), pair.here.size(), 7));
       // The memory is the program's again: nothing reads or writes it, though the card goes on with what it had.
@@ -96,7 +96,7 @@ TEST(a_cancelled_operation_ends_though_the_kernel_holds_its_queue_pair) {
       const OpRef op = pair.begin(false, length, 60);
       pair.user->node->peer_of(Address::parse(pair.remote->address))->stop(op, MR_CANCELLED);
       CHECK_EQ(VerbsSide::wait(op), MR_CANCELLED);
-      CHECK(op->seconds() < 10);
+      CHECK(op->seconds() < 30);
       pair.go_on();
       pair.finish();
     }

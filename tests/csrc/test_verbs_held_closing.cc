@@ -23,7 +23,7 @@ TEST(an_engine_that_closes_gives_up_on_a_kernel_that_lets_go_of_nothing) {
   for (const char* call : {"modify_qp", "destroy_qp", "dereg_mr"}) pair.fabric.gates().hold(call);
   const Time begun = Clock::now();
   pair.user->close();
-  CHECK(seconds_since(begun) < 20);
+  CHECK(seconds_since(begun) < 45);
   CHECK_EQ(VerbsSide::wait(op), MR_CANCELLED);
   pair.finish();
 }
@@ -39,7 +39,7 @@ TEST(an_engine_that_closes_does_not_wait_for_ever) {
     std::thread owner([&] { pair.owner->close(); });
     pair.user->close();
     owner.join();
-    CHECK(seconds_since(begun) < 10);
+    CHECK(seconds_since(begun) < 45);
     for (const OpRef& op : ops) {
       const int end = VerbsSide::wait(op);
       CHECK(end == MR_CANCELLED || end == MR_PEER_LOST || end == MR_ACCESS_DENIED);
