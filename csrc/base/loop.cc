@@ -1,16 +1,14 @@
 #include "loop.h"
 
-#include <pthread.h>
-#include <signal.h>
 #include <sys/eventfd.h>
 #include <sys/timerfd.h>
 #include <unistd.h>
 
 #include <cassert>
 #include <cstdio>
-#include <system_error>
 
 #include "error.h"
+#include "thread.h"
 
 namespace mr {
 namespace {
@@ -27,24 +25,6 @@ void guarded(const std::string& loop, Work&& work) {
   } catch (const std::exception& error) {
     std::fprintf(stderr, "monarch_rdma: %s: unhandled failure: %s\n", loop.c_str(), error.what());
   }
-}
-
-// Signals belong to the program's threads: its handlers must not find themselves on this one. Crashes stay visible.
-std::unique_ptr<std::thread> start_without_signals(std::function<void()> body) {
-  sigset_t blocked, before;
-  ::sigfillset(&blocked);
-  for (int crash : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP}) ::sigdelset(&blocked, crash);
-  ::pthread_sigmask(SIG_SETMASK, &blocked, &before);
-  std::unique_ptr<std::thread> thread;
-  int failure = 0;
-  try {
-    thread = std::make_unique<std::thread>(std::move(body));
-  } catch (const std::system_error& error) {
-    failure = error.code().value();
-  }
-  ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-  if (!thread) throw Error(MR_RESOURCE_EXHAUSTED, "can't start the loop's thread (raise `ulimit -u`)", failure);
-  return thread;
 }
 
 // See rearm_on_loop. The end of a stream is asked for with its bytes, so that it can be told from them.
@@ -76,7 +56,7 @@ Loop::Loop(std::string thread_name, const Task& first, double spin)
     if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0)
       throw Error(MR_RESOURCE_EXHAUSTED, "can't watch the loop's own descriptors", errno);
   }
-  thread_ = start_without_signals([this, &first] { thread_main(&first); });
+  thread_ = std::make_unique<std::thread>(start_without_signals(name_, [this, &first] { thread_main(&first); }));
   began_.wait(false);
 }
 
@@ -228,7 +208,6 @@ void Loop::barrier() {
 }
 
 void Loop::thread_main(const Task* first) {
-  ::pthread_setname_np(::pthread_self(), name_.substr(0, 15).c_str());
   if (*first) (*first)();
   began_.store(true);
   began_.notify_one();

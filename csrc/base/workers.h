@@ -6,7 +6,6 @@
 #include <functional>
 #include <memory>
 #include <string>
-#include <thread>
 
 namespace mr {
 
@@ -34,8 +33,5 @@ class Workers {
 
   const std::shared_ptr<State> state_;  // the threads' too
 };
-
-// Starts a thread that no signal of the program is delivered to, crashes apart. Throws MR_RESOURCE_EXHAUSTED.
-std::thread start_without_signals(const std::string& name, std::function<void()> body);
 
 }  // namespace mr

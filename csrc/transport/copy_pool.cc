@@ -1,15 +1,13 @@
 #include "copy_pool.h"
 
-#include <pthread.h>
 #include <sched.h>
-#include <signal.h>
 
 #include <algorithm>
 #include <condition_variable>
 #include <deque>
-#include <system_error>
 
 #include "../base/per_process.h"
+#include "../base/thread.h"
 
 namespace mr {
 namespace {
@@ -200,20 +198,12 @@ std::shared_ptr<CopyPool> CopyPool::of_process() {
 void CopyPool::start_threads(uint32_t wanted) {
   std::lock_guard guard(threads_lock_);
   while (threads_.size() < wanted) {
-    // Signals belong to the program's threads: a handler must not find itself on one of these.
-    sigset_t all, before;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before);
     try {
-      threads_.emplace_back([state = state_, name = "mr-copy-" + std::to_string(threads_.size())] {
-        ::pthread_setname_np(::pthread_self(), name.c_str());
-        state->worker();
-      });
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-    } catch (const std::system_error& error) {
-      ::pthread_sigmask(SIG_SETMASK, &before, nullptr);
-      if (!threads_.empty()) return;  // fewer do it too
-      throw Error(MR_RESOURCE_EXHAUSTED, "can't start a thread for copies", error.code().value());
+      const auto name = "mr-copy-" + std::to_string(threads_.size());
+      threads_.push_back(start_without_signals(name, [state = state_] { state->worker(); }));
+    } catch (const Error&) {
+      if (threads_.empty()) throw;  // fewer do it too
+      return;
     }
   }
 }

@@ -5,7 +5,7 @@
 
 #include "../base/error.h"
 #include "../base/fd.h"
-#include "../base/workers.h"
+#include "../base/thread.h"
 
 namespace mr {
 namespace {

@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <future>
 
+#include "../base/thread.h"
 #include "verbs_devices.h"
 
 namespace mr {

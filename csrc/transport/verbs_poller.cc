@@ -7,7 +7,7 @@
 
 #include <string_view>
 
-#include "../base/workers.h"
+#include "../base/thread.h"
 
 namespace mr {
 namespace {
