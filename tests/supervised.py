@@ -25,7 +25,8 @@ from monarch_rdma.actor import (
 from monarch_rdma.rdma import RDMABuffer
 from monarch_rdma.supervision.policy import Backoff
 
-SLOW: dict[str, Any] = {"restart": "always", "within": 60.0, "backoff": Backoff(2.0, factor=1.0)}
+PAUSE = Backoff(8.0, factor=1.0)  # before a restart: a busy host has come to what is to be seen meanwhile
+SLOW: dict[str, Any] = {"restart": "always", "within": 600.0, "backoff": PAUSE}
 FOR_EVER: dict[str, Any] = {"max_restarts": None}
 
 

@@ -249,7 +249,7 @@ class PeerCannot(FromPeer):
 class Owner(Actor):
     def __init__(self, procs: ProcMesh, heard: Port[Any], cls: type[Any]) -> None:
         self.heard = heard
-        self.counters = procs.supervised("always", max_restarts=2, within=60.0).spawn("counters", cls)
+        self.counters = procs.supervised("always", max_restarts=2, within=600.0).spawn("counters", cls)
 
     @endpoint
     def get(self) -> Any:
@@ -295,7 +295,7 @@ def test_a_state_that_cannot_be_given_is_a_failure_and_no_new_beginning(
 
 
 def test_without_a_living_peer_there_is_no_new_beginning(client: HostMesh, faults: Faults) -> None:
-    procs = client.spawn_procs({"n": 2}, restart="always", strategy="one_for_all", max_restarts=1, within=60.0)
+    procs = client.spawn_procs({"n": 2}, restart="always", strategy="one_for_all", max_restarts=1, within=600.0)
     counters = procs.spawn("counters", FromPeer)
     kill_it(counters.slice(n=1))
     assert "no peer of counters gives its state: none lives" in faults.next().report()

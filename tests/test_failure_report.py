@@ -83,7 +83,7 @@ def test_an_actor_has_its_traceback_and_no_hint(client: HostMesh, faults: Faults
 
 
 def test_what_was_done_about_each_cause(client: HostMesh, faults: Faults) -> None:
-    procs = client.spawn_procs(restart="always", max_restarts=1, within=60.0)
+    procs = client.spawn_procs(restart="always", max_restarts=1, within=600.0)
     worker = procs.spawn("worker", Worker)
     kill(worker)
     kill(worker)

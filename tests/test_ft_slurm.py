@@ -29,7 +29,7 @@ def story(cluster: Cluster, tmp_path: Path, request: pytest.FixtureRequest) -> I
     yield process
     process.kill()
     process.communicate()
-    wait_until(lambda: not cluster.processes(), lambda: f"left in the cluster: {cluster.processes()}", 40)
+    wait_until(lambda: not cluster.processes(), lambda: f"left in the cluster: {cluster.processes()}", 60)
 
 
 def until(story: Story, *wanted: str) -> list[str]:
@@ -58,8 +58,8 @@ def test_a_killed_step_costs_a_replica_its_allocation_and_it_heals_on_another(cl
     story.send_signal(signal.SIGINT)
     family = psutil.Process(story.pid).children(recursive=True)
     out, _ = story.communicate(timeout=60)
-    assert story.returncode == 130 and psutil.wait_procs(family, 20)[1] == [], out
-    wait_until(lambda: not cluster.ask("squeue", "-h"), lambda: cluster.ask("squeue"), 40)
+    assert story.returncode == 130 and psutil.wait_procs(family, 60)[1] == [], out
+    wait_until(lambda: not cluster.ask("squeue", "-h"), lambda: cluster.ask("squeue"), 60)
 
 
 @pytest.mark.parametrize("story", [["--sbatch=--hold"]], indirect=True)

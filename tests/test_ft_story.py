@@ -108,7 +108,7 @@ def interrupted(process: Any) -> float:
     seconds = time.monotonic() - begin
     assert process.returncode == 130, out
     assert without_knocks(out).splitlines()[-1] == "stopped" and "Traceback" not in out, out
-    assert psutil.wait_procs(family, 20)[1] == []
+    assert psutil.wait_procs(family, 60)[1] == []
     return seconds
 
 

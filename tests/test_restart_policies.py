@@ -85,7 +85,7 @@ def test_strategies(client: HostMesh, faults: Faults, strategy: Any, others: lis
 
 
 def test_too_many_restarts_reach_the_owner(procs: ProcMesh, faults: Faults) -> None:
-    owner, workers, heard = an_owner(procs, restart="always", max_restarts=2, within=60.0)
+    owner, workers, heard = an_owner(procs, restart="always", max_restarts=2, within=600.0)
     pids = [kill(workers.slice(n=1)), kill(workers.slice(n=0)), kill(workers.slice(n=1))]
     failure: Any = heard.next()
     assert (failure.kind, failure.rank, failure.exit_code) == ("process", 1, -signal.SIGKILL)
@@ -240,4 +240,4 @@ def test_what_a_killed_owner_has_supervised_ends_with_it(client: HostMesh, fault
     pids = [*pids_of(owner.get.call_one().get(LIMIT)), *pids_of(deeper)]
     os.kill(owner.pid.call_one().get(LIMIT), number)
     faults.next()
-    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "its processes are left", 20.0)
+    wait_until(lambda: not any(psutil.pid_exists(pid) for pid in pids), "its processes are left")

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from actor_client import LIMIT, Faults, Stage, hold, hold_async, wait_until
-from supervised import FOR_EVER
+from supervised import FOR_EVER, PAUSE
 
 from monarch_rdma import config
 from monarch_rdma.actor import (
@@ -31,7 +31,6 @@ from monarch_rdma.actor import (
 from monarch_rdma.actor.runtime.proc import current_proc
 from monarch_rdma.errors import AccessDenied, ConfigError
 from monarch_rdma.rdma import RDMABuffer
-from monarch_rdma.supervision.policy import Backoff
 
 
 class Worker(Actor):
@@ -186,7 +185,7 @@ def test_what_is_queued_fails_and_is_never_replayed(procs: ProcMesh, faults: Fau
 
 
 def test_calls_wait_for_the_restart_or_fail_at_once(procs: ProcMesh, faults: Faults) -> None:
-    slow = procs.supervised(within=60.0, backoff=Backoff(2.0, factor=1.0))
+    slow = procs.supervised(within=600.0, backoff=PAUSE)
     workers = slow.spawn("workers", Worker)
     fail(workers.slice(gpus=1))
     with pytest.raises(SupervisionError):
@@ -261,7 +260,7 @@ def an_owner(procs: ProcMesh, cls: type[Any], *args: Any, **arguments: Any) -> t
 
 
 def test_too_many_restarts_reach_the_owner(procs: ProcMesh, faults: Faults) -> None:
-    owner, workers, heard = an_owner(procs, Worker, max_restarts=2, within=60.0)
+    owner, workers, heard = an_owner(procs, Worker, max_restarts=2, within=600.0)
     for _ in range(3):
         fail(workers)
         workers.add.call_living(1).get(LIMIT)
