@@ -28,6 +28,7 @@ LONG = os.environ.get("MONARCH_RDMA_TEST_ROUNDS") == "long"
 KILL_ROUNDS = 100 if LONG else 6
 STOP_ROUNDS = 20 if LONG else 2
 SIZE = 24 << 20
+SILENT = {"heartbeat_timeout": 300.0}  # a connection tells of a death, not how long nothing was heard
 LIMIT = 60.0  # seconds for what takes milliseconds; reached only by a failing test
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -89,7 +90,7 @@ def test_kill_of_the_owner_in_mid_transfer(lane: Lane, nothing_left: None) -> No
     secret = Secret.generate()
     slowest = 0.0
     failures = 0
-    with Engine(secret=secret, **lane.options) as engine:
+    with Engine(secret=secret, **lane.options | SILENT) as engine:
         for _ in range(KILL_ROUNDS):
             with Child(secret, **lane.options) as owner:
                 buffer = RDMABuffer.from_bytes(owner.run(OWN.format(alloc=allocation(lane))), engine=engine)
@@ -113,12 +114,12 @@ def test_kill_of_the_owner_in_mid_transfer(lane: Lane, nothing_left: None) -> No
                         assert error.peer or owner.address.split("/")[-1].split("?")[0] in str(error)
                 slowest = max(slowest, time.perf_counter() - killed)
                 # Mapped memory can be read for the moment until the death is known here.
-                while engine.counters()["streams_up"] > 0 and time.perf_counter() - killed < 5:
+                while engine.counters()["streams_up"] > 0 and time.perf_counter() - killed < LIMIT:
                     pass
                 with pytest.raises(errors.PeerLost):
                     buffer.read_into(bytearray(SIZE), timeout=20).get()
     print(f"{lane}: {failures} operations failed, slowest to end {slowest * 1000:.0f} ms after the kill")
-    assert slowest < 5
+    assert slowest < LIMIT
 
 
 @pytest.mark.parametrize("lane", LANES, ids=str)
@@ -127,7 +128,7 @@ def test_a_death_is_told_in_50_ms(lane: Lane, nothing_left: None) -> None:
     """From the moment that the process has lost its memory to the end of the last of many operations."""
     secret = Secret.generate()
     took = []
-    with Engine(secret=secret, **lane.options) as engine:
+    with Engine(secret=secret, **lane.options | SILENT) as engine:
         for _ in range(KILL_ROUNDS):
             with Child(secret, **lane.options) as owner:
                 buffer = RDMABuffer.from_bytes(owner.run(OWN.format(alloc=allocation(lane))), engine=engine)
@@ -148,7 +149,7 @@ def test_a_death_is_told_in_50_ms(lane: Lane, nothing_left: None) -> None:
     p50, p99 = took[len(took) // 2], took[len(took) * 99 // 100]
     print(f"{lane}: told after {p50 * 1000:.1f} ms, p99 {p99 * 1000:.1f} ms, load {os.getloadavg()[0]:.1f}")
     quiet = LONG and os.getloadavg()[0] <= (os.cpu_count() or 1)  # else both are those of the scheduler
-    assert took[0] < (0.05 if quiet else 1) and p99 < (0.05 if quiet else 5)
+    assert took[0] < (0.05 if quiet else 5) and p99 < (0.05 if quiet else LIMIT)
 
 
 def has_memory(pid: int) -> bool:

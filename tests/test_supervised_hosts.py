@@ -123,7 +123,7 @@ def test_an_agent_that_was_stopped_serves_again(tmp_path: Path, worker_loop: Any
 
 def test_the_loss_of_a_host_is_one_failure(tmp_path: Path, worker_loop: Any, client: Faults) -> None:
     loop = worker_loop("one")
-    once = {"restart": "always", "max_restarts": 1, "within": 600.0, "backoff": Backoff(10.0)}
+    once = {"restart": "always", "max_restarts": 1, "within": 600.0, "backoff": Backoff(5.0)}
     with hosts_at(tmp_path, "one").spawn_procs({"n": 4}, **once) as procs:
         workers = procs.spawn("workers", Worker)
         others = procs.supervised("always", max_restarts=1, within=600.0).spawn("others", Worker)
