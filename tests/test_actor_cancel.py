@@ -234,7 +234,7 @@ def test_a_call_with_a_timeout_fails_then_and_cancels_the_handler(patient: Any, 
     stage = Stage()
     future = getattr(patient.wait.options(timeout=4.0), adverb)(stage.port)
     stage.next()
-    with pytest.raises(TransferTimeout, match=r"patient.wait: no answer within 4 s"):
+    with pytest.raises(TransferTimeout, match=r"patient.wait: no answer within 4.0 s"):
         future.get(LIMIT)
     eventually(patient, "cancelled")
 

@@ -355,8 +355,7 @@ def test_fork_in_the_users_program(nothing_left: None) -> None:
     ended = _program(
         """
         import os, sys
-        from monarch_rdma import errors, rdma
-from monarch_rdma._engine import ffi
+        from monarch_rdma import errors
         from monarch_rdma.rdma import Engine, RDMABuffer, Secret, default_engine
         secret = Secret.generate()
         engine, other = Engine(secret=secret), Engine(secret=secret)
