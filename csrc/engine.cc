@@ -494,7 +494,7 @@ int64_t mr_move_bytes(mr_remote* remote, uint32_t verb, uint64_t local, uint64_t
     demand_number(timeout);
     const Verb checked = transfer_verb(verb);
     const Time now = Clock::now();
-    if (checked == Verb::read && is_plain(*remote->region, local, flags))
+    if (checked == Verb::read && remote->peer->reads_now() && is_plain(*remote->region, local, flags))
       if (const char* const lane = remote->node->read_now(
               *remote->peer, *remote->region, reinterpret_cast<uint8_t*>(local), remote_offset, length, flags))
         return void(moved = told_quickly(lane, Clock::now() - now));

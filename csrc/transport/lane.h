@@ -118,6 +118,8 @@ class Link {
   // Any thread. Carries out a small operation at once and reports to on_done, before it returns or soon after, from any
   // thread; false if it is not small or not possible right now, and then nothing has happened.
   virtual bool try_inline(const OpRef& op) = 0;
+  // Whether it has a read_now.
+  virtual bool reads_now() const { return false; }
   // Any thread. Reads bytes [offset, offset + length) of a region in the host's memory before it returns, where that
   // takes no longer than to start an operation, and tells the lane's name as mr_result does. Null: an operation has to
   // do it, which also finds out what was wrong; `local` may have changed.

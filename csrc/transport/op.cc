@@ -79,8 +79,10 @@ std::string mr_op::describe() const {
 bool mr_op::finish(Status&& status) {
   std::unique_lock guard(lock_);
   if (done()) return false;
-  if (!status.ok() && status.text.find(verb_name(verb)) != 0) status.text = describe() + ": " + status.text;
-  status_ = std::move(status);
+  if (!status.ok()) {
+    if (status.text.find(verb_name(verb)) != 0) status.text = describe() + ": " + status.text;
+    status_ = std::move(status);
+  }
   finished_ = Clock::now();
   // Links may hold much (mappings, buffers); a done operation keeps none of it.
   lane_state.reset();
@@ -110,7 +112,7 @@ void mr_op::rearm(Time now, Time until) {
   skipped.clear();
   remote_state = MR_NOT_WRITTEN;
   stop_kind.store(0, std::memory_order_relaxed);
-  status_ = {};
+  if (!status_.ok()) status_ = {};
   state_.store(0);
 }
 

@@ -92,7 +92,10 @@ Peer::Peer(Home& home, Address address) : home_(home), address_(std::move(addres
 
 Peer::~Peer() { assert(pending_.empty()); }
 
-void Peer::set_links_on_loop(Links links) { links_.set(std::make_shared<const Links>(std::move(links))); }
+void Peer::set_links_on_loop(Links links) {
+  reads_now_ = std::any_of(links.begin(), links.end(), [](const Lane& lane) { return lane.link->reads_now(); });
+  links_.set(std::make_shared<const Links>(std::move(links)));
+}
 
 // ---- The life of an operation ----
 

@@ -64,6 +64,8 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   // Any thread. The operation ends in one Op::finish.
   void submit(const OpRef& op);
   void stop(const OpRef& op, int kind);
+  // Any thread. Whether a lane has a read_now: in vain it costs as much as a tenth of a small operation.
+  bool reads_now() const { return reads_now_.load(std::memory_order_relaxed); }
   // Any thread. See Link::read_now, of the lane that the flags allow; null also where that is not the best one.
   const char* read_now(const RemoteRegion& remote, uint8_t* local, uint64_t offset, uint64_t length, uint32_t flags);
 
@@ -174,6 +176,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   std::unique_ptr<MayTrace> may_trace_;
 
   Published<const Links> links_{std::make_shared<const Links>()};  // replaced on the loop
+  std::atomic<bool> reads_now_{false};                             // one of them
 
   // Message window towards the peer.
   std::mutex window_lock_;

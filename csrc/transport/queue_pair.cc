@@ -364,8 +364,7 @@ size_t QueuePair::drain(bool wait) {
       total += ended.count();
       if (const auto sink = sink_.lock()) sink->on_done(*this, ended.all());
     }
-    tell_broken();
-    tell_quiet();
+    tell();
     if (!ended.full()) return total;
     ended.clear();
   }

@@ -154,6 +154,12 @@ class QueuePair : public OpHelper, public std::enable_shared_from_this<QueuePair
   bool destroy();
   bool is_quiet() const { return returned_until_.load() >= std::min(head_.load(), posted_until_.load()); }
   void tell_quiet();
+  // What a failure or shutting it has left to tell; one that is shut is broken, too.
+  void tell() {
+    if (!broken_.load(std::memory_order_relaxed)) return;
+    tell_broken();
+    tell_quiet();
+  }
   template <typename Look>
   void look_at_unfinished(Look look);
   int arm();

@@ -52,6 +52,7 @@ class ShmLink final : public Link, public std::enable_shared_from_this<ShmLink> 
   }
   std::string refuses(const Op& op) const override;
   bool try_inline(const OpRef& op) override;
+  bool reads_now() const override { return true; }
   const char* read_now(const RemoteRegion& remote, uint8_t* local, uint64_t offset, uint64_t length) override;
   void start_on_loop(const OpRef& op) override;
   void stop_on_loop(const OpRef& op) override;

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <bit>
 #include <cassert>
-#include <cmath>
 
 namespace mr {
 namespace {
@@ -16,9 +15,9 @@ constexpr uint32_t kForEver = 7;  // retries, to some cards
 constexpr double kLookEvery = 0.5;
 
 // A packet that is lost each time is given up within (retries + 1) timeouts, each of which may take four times as long.
-double hardware_limit(const mr_options& raw) {
-  if (raw.verbs_timeout == 0 || raw.verbs_retries == kForEver) return 0;
-  return 4.096e-6 * std::exp2(raw.verbs_timeout) * 4 * (raw.verbs_retries + 1);
+std::chrono::nanoseconds hardware_limit(const mr_options& raw) {
+  if (raw.verbs_timeout == 0 || raw.verbs_retries == kForEver) return {};
+  return std::chrono::nanoseconds(4096) * (int64_t{1} << raw.verbs_timeout) * 4 * (raw.verbs_retries + 1);
 }
 
 }  // namespace
@@ -55,9 +54,8 @@ bool VerbsClient::post_small(const OpRef& ref) {
   if (!atomic && !write && op.verb != Verb::read) return false;
   if (op.local_device >= 0) return false;  // these pass through a processor, which does not reach memory of a device
   // It has no timer. Deadlines are looked at now and then, for what the card does not end, and not so soon.
-  if (hardware_limit_ == 0) return false;
-  if (op.deadline != Time::max() && op.deadline - op.submitted < std::chrono::duration<double>(hardware_limit_))
-    return false;
+  if (hardware_limit_.count() == 0) return false;
+  if (op.deadline != Time::max() && op.deadline - op.submitted < hardware_limit_) return false;
 
   struct Inside {
     explicit Inside(std::atomic<uint32_t>& count) : count(count) { count.fetch_add(1); }
@@ -132,7 +130,7 @@ void VerbsClient::look_at_deadlines() {
     first = end_overdue();
     if (first == Time::max() || watched_.exchange(true)) return;
   }
-  const double pause = std::clamp(hardware_limit_, 0.01, kLookEvery);
+  const double pause = std::clamp(std::chrono::duration<double>(hardware_limit_).count(), 0.01, kLookEvery);
   loop_.at_on_loop(std::min(first, after(pause)), [weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->look_at_deadlines();
   });

@@ -189,7 +189,7 @@ class VerbsClient : public QueuePair::Sink,
   LinkHost& host_;
   Loop& loop_;
   const std::shared_ptr<VerbsDomain> domain_;
-  const double hardware_limit_;  // the card ends a request within so many seconds; 0: not for sure
+  const std::chrono::nanoseconds hardware_limit_;  // the card ends a request within it; 0: not for sure
 
   // On the loop.
   bool asked_rails_ = false, have_rails_ = false, closed_ = false;
