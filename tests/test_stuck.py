@@ -164,8 +164,9 @@ def test_the_end_of_it_is_an_event_with_its_cause(client: HostMesh, faults: Faul
     with events.Recording() as recording, client.spawn_procs() as procs:
         slow = procs.spawn("slow", Slow)
         slow.hold_the_gil.call_one(30.0 if LONG else 6.5).get(60)  # longer than heartbeat_timeout, too
-        stuck = recording.wait("process.stuck", LIMIT)
-        assert recording.wait("stuck.over", LIMIT).cause == stuck.id
+        over = recording.wait("stuck.over", LIMIT)
+        # Others of this module may have been, too, where they got no processor.
+        assert over.cause in [event.id for event in recording.events if event.kind == "process.stuck"]
 
 
 def test_a_limit_for_all(client: HostMesh, faults: Faults, warnings: SimpleQueue[str]) -> None:
