@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -234,6 +235,21 @@ def test_reserved_huge_pages_memory_and_nodes(tmp_path: Path) -> None:
     assert named(found, "huge pages, reserved").why == "60 of 100 free, 2 MiB each"
     assert named(found, "memory").why == "32.0 of 64.0 GiB available"
     assert "node0: CPUs 0-31, node1: CPUs 32-63" in named(found, "cores and NUMA nodes").why
+
+
+@pytest.mark.parametrize(
+    ("limits", "ok", "fix"),
+    [
+        ((resource.RLIM_INFINITY, resource.RLIM_INFINITY), True, ""),
+        ((64 << 20, 64 << 20), True, "sudo prlimit"),
+        ((8 << 20, resource.RLIM_INFINITY), False, "ulimit -l unlimited"),
+        ((8 << 20, 8 << 20), False, "sudo prlimit"),
+    ],
+)
+def test_locked_memory(limits: tuple[int, int], ok: bool, fix: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("resource.getrlimit", lambda which: limits)
+    check = named(kernel.checks(), "locked memory")
+    assert check.ok is ok and check.fix.startswith(fix)
 
 
 def test_a_host_that_shows_nothing_is_looked_at_too(tmp_path: Path) -> None:

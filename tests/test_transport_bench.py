@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -55,6 +56,35 @@ def test_the_mapped_view_stands_beside_the_checked_read() -> None:
         (view,) = row["against"]
         assert view["name"] == "mapped view"
         assert view.get("seconds", 0) > 0 or view["bytes_per_second"] > 0
+
+
+def test_a_client_measures_against_a_server_in_another_process(tmp_path: Path) -> None:
+    secret = ("--secret-file", str(tmp_path / "secret"))
+    command = [bench.binary(), "--listen", "127.0.0.1", *secret]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            address = next(word for word in server.stdout.readline().split() if "://" in word)
+            few = ("--lane", "tcp", "--sizes", "64K", "--iters", "8", "--rounds", "2", "--verify", "--json")
+            done = run("--connect", address, *secret, *few)
+            assert done.returncode == 0, done.stderr
+            assert [row["bytes"] for row in json.loads(done.stdout)["figures"]] == [64 << 10] * 2
+            stranger = tmp_path / "another secret"
+            stranger.write_bytes(bytes(32))
+            stranger.chmod(0o600)
+            refused = run("--connect", address, "--secret-file", str(stranger), *few)
+            assert (refused.returncode, refused.stdout) == (1, "")
+        finally:
+            server.terminate()
+
+
+def test_what_idle_engines_and_a_moving_buffer_take() -> None:
+    done = run("--local", "--json", "--idle", "0.2")
+    assert done.returncode == 0, done.stderr
+    assert "cpu_seconds" in done.stdout
+    done = run("--local", "--json", "--memory", "--lane", "tcp", "--sizes", "64M")
+    assert done.returncode == 0, done.stderr
+    assert "64" in done.stdout
 
 
 @pytest.mark.parametrize(
