@@ -701,8 +701,8 @@ int mr_peer_send(mr_peer* to, const uint8_t* head, uint64_t head_length, const u
   });
 }
 
-int mr_peer_watch(mr_peer* peer, mr_error* error) {
-  return guarded(error, [&] { peer->node->watch(peer->peer, peer->address); });
+int mr_peer_watch(mr_peer* peer, int heartbeats, mr_error* error) {
+  return guarded(error, [&] { peer->node->watch(peer->peer, peer->address, heartbeats != 0); });
 }
 
 int mr_peer_unwatch(mr_peer* peer, mr_error* error) {

@@ -327,9 +327,10 @@ void mr_peer_close(mr_peer* peer);
  * keeps from being read may be those that the peer waits for. */
 int mr_peer_send(mr_peer* peer, const uint8_t* head, uint64_t head_length, const uint8_t* body, uint64_t body_length,
                  double timeout, mr_error* error);
-/* Heartbeats to the peer, until it is lost: that becomes one notice in our inbox, after all that the peer sent.
- * Watching what is watched, and the contrary, is no error. */
-int mr_peer_watch(mr_peer* peer, mr_error* error);
+/* Heartbeats to the peer, until it is lost: its loss becomes one notice in our inbox, after all that the peer sent.
+ * Without heartbeats only the kernels tell: of the end of its process, or of the connection. Watching what is watched
+ * changes that; unwatching what is not watched is no error. */
+int mr_peer_watch(mr_peer* peer, int heartbeats, mr_error* error);
 int mr_peer_unwatch(mr_peer* peer, mr_error* error);
 
 /* Puts a fault (enum mr_fault) on the connection to a peer on purpose, on this side, as a broken network would: on its

@@ -418,6 +418,24 @@ def test_a_stopped_peer_is_noticed(secret: Secret, child_process: Callable[..., 
         assert class_of_kind(kind) is PeerLost and sender == child.address
 
 
+def test_without_heartbeats_an_end_is_noticed_and_a_stop_is_not(
+    secret: Secret, child_process: Callable[..., Child]
+) -> None:
+    with Engine(secret=secret, heartbeat_interval=0.05, heartbeat_timeout=0.5, same_host_unix=False) as engine:
+        child, other, inbox = child_process(), child_process(), Inbox(engine)
+        inbox.watch(child.address, heartbeats=False)
+        inbox.watch(other.address)
+        inbox.watch(other.address, heartbeats=False)  # the last word counts
+        child.stop()
+        assert inbox.take(1.5) == []
+        inbox.watch(child.address)
+        [(kind, sender, _)] = take_all(inbox, 1)
+        assert class_of_kind(kind) is PeerLost and sender == child.address
+        other.kill()
+        [(kind, sender, _)] = take_all(inbox, 1)
+        assert class_of_kind(kind) is PeerLost and sender == other.address
+
+
 def test_a_large_message_on_a_slow_way_is_a_sign_of_life(secret: Secret) -> None:
     """Its sender's answers to heartbeats wait behind it, for longer than the heartbeat timeout."""
     options: dict[str, Any] = {"secret": secret, "same_host_unix": False}

@@ -311,10 +311,11 @@ Bytes Node::lookup(const std::string& name) {
 
 // ---- Messages ----
 
-void Node::watch(const std::shared_ptr<Peer>& peer, const std::string& address) {
+void Node::watch(const std::shared_ptr<Peer>& peer, const std::string& address, bool heartbeats) {
   auto op = std::make_shared<Op>();
   op->verb = Verb::watch;
   op->for_inbox = true;
+  op->is_quiet = !heartbeats;
   op->name = address;
   op->submitted = Clock::now();
   op->peer_name = peer->address().name;

@@ -45,7 +45,7 @@ class Node : public Home, public std::enable_shared_from_this<Node> {
 
   Inbox& inbox() { return inbox_; }
   // Tells the inbox when the peer is lost, once, as of `address`.
-  void watch(const std::shared_ptr<Peer>& peer, const std::string& address);
+  void watch(const std::shared_ptr<Peer>& peer, const std::string& address, bool heartbeats);
   void set_message_handler(mr_message_handler handler, void* context);
   Status reply_message(ByteView data);
 

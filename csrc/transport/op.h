@@ -66,6 +66,7 @@ struct mr_op : std::enable_shared_from_this<mr_op> {
   uint64_t notify = 0, operand[2] = {0, 0};
   std::string name;        // lookup; or the address that an inbox watches
   bool for_inbox = false;  // a watch
+  bool is_quiet = false;   // ... without heartbeats; its peer may change that
   mr::Time submitted, deadline = mr::Time::max();
   std::shared_ptr<mr::Loop> loop;  // of the engine: a waiter may help it along
   std::weak_ptr<mr::Peer> peer;

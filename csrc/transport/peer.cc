@@ -144,11 +144,12 @@ void Peer::admit_on_loop(const OpRef& op) {
   op->admitted = true;
   pending_.insert(op);
   num_watches_ += op->verb == Verb::watch;
+  num_quiet_ += op->is_quiet;
   resting_ = false;
   if (state_ == State::closed) return finish_on_loop(op, fail(MR_CONFIG, "the engine is closed"));
   if (op->stopping()) return finish_on_loop(op, stopped(op->stop_kind, *op));
   if (op->for_inbox) {
-    if (inbox_watch_) return finish_on_loop(op, {});
+    if (inbox_watch_) return watch_again_on_loop(op);
     inbox_watch_ = op;
   }
   if (op->deadline != Time::max()) {
@@ -161,6 +162,13 @@ void Peer::admit_on_loop(const OpRef& op) {
   if (state_ == State::up || state_ == State::self) return dispatch_on_loop(op);
   waiting_.push_back(op);
   connect_on_loop();
+}
+
+// The later word counts.
+void Peer::watch_again_on_loop(const OpRef& op) {
+  std::swap(inbox_watch_->is_quiet, op->is_quiet);
+  finish_on_loop(op, {});
+  beat_on_loop();
 }
 
 void Peer::dispatch_on_loop(const OpRef& op) {
@@ -261,6 +269,7 @@ void Peer::finish_on_loop(const OpRef& op, Status status) {
   op->has_timer = false;
   if (pending_.erase(op) == 0) return;
   num_watches_ -= op->verb == Verb::watch;
+  num_quiet_ -= op->is_quiet;
   if (!status.ok()) count("ops_failed", 1);
   if (op == inbox_watch_) {
     inbox_watch_.reset();
@@ -459,7 +468,7 @@ void Peer::beat_on_loop() {
   if (state_ != State::up) return;
   // A watch alone is content with the end of the stream, the pidfd and the heartbeat.
   if (process_ && pending_.size() > num_watches_ && !std::exchange(probing_, true)) probe_on_loop();
-  if (std::exchange(beating_, true)) return;
+  if (!needs_beats() || std::exchange(beating_, true)) return;
   last_heard_ = Clock::now();
   next_beat_ = after(options().raw.heartbeat_interval);
   struct Beat {
@@ -470,7 +479,7 @@ void Peer::beat_on_loop() {
     }
     static void tick(const std::shared_ptr<Peer>& self) {
       const auto& raw = self->options().raw;
-      if (self->state_ != State::up || self->pending_.empty()) {
+      if (self->state_ != State::up || !self->needs_beats()) {
         self->beating_ = false;
         return;
       }

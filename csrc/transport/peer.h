@@ -86,7 +86,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   Status send_message(ByteView head, ByteView body, double timeout);
   Status reply_message_on_loop(ByteView data);
   void give_credit(const std::shared_ptr<Intake>& intake);
-  // While it is watched: heartbeats, and its loss is told to home, under the address in the watch's name.
+  // While it is watched its loss is told to home, under the address in the watch's name.
   void unwatch();
 
   // LinkHost
@@ -116,6 +116,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   // The life of an operation.
   static Link* best_of(const Links& links, const Op& op, uint32_t flags);
   void admit_on_loop(const OpRef& op);
+  void watch_again_on_loop(const OpRef& op);
   void dispatch_on_loop(const OpRef& op);
   void next_link_on_loop(const OpRef& op);
   void request_op_on_loop(const OpRef& op, uint16_t type, Bytes payload);
@@ -131,6 +132,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   void connect_after_cut_on_loop();
   void up_on_loop(std::shared_ptr<ControlStream> stream);
   void lost_on_loop(const Status& why);
+  bool needs_beats() const { return pending_.size() > num_quiet_; }
   void beat_on_loop();
   void probe_on_loop();
   OpRef start(Verb verb, Time deadline);
@@ -165,7 +167,7 @@ class Peer : public LinkHost, public ControlStream::Handler, public std::enable_
   std::vector<std::shared_ptr<ControlStream>> streams_;  // the first carries what we begin
   std::unordered_set<OpRef> pending_;
   std::vector<OpRef> waiting_;                  // for the connection
-  size_t num_watches_ = 0;                      // of the pending ones
+  size_t num_watches_ = 0, num_quiet_ = 0;      // of the pending ones
   uint64_t next_request_ = 1, connection_ = 0;  // connection_: how often it was up
   std::unordered_map<uint64_t, std::function<void(Reply)>> requests_;
   Time last_heard_{}, next_beat_{};

@@ -145,7 +145,7 @@ class Coordination:
         assert isinstance(report, Report), "members send nothing else"
         with self._lock:
             if report.member not in self._senders:
-                self._proc.expect(self._number, frame.address)
+                self._proc.expect(self._number, frame.address, standing=True)
             self._senders[report.member] = frame.address, number
         self._handle(report)
 

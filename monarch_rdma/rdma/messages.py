@@ -21,13 +21,14 @@ from .._engine import ffi, lib
 from ..errors import ConfigError
 from .engine import Engine, raise_error, seconds
 
-__all__ = ["Inbox", "Incoming", "Stop", "may_come_back", "says_ended", "send"]
+__all__ = ["Inbox", "Incoming", "Stop", "may_come_back", "says_cut_off", "says_ended", "send"]
 
 # What was received: kind, sender's address, data. Kind 0 is a message. Any other is the notice that a watched peer is
 # lost: an enum mr_kind, as class_of_kind takes it; data is the sentence that says why, in UTF-8.
 Incoming = tuple[int, str, "bytes | memoryview"]
 
 _ENDED = re.compile(r"its process \(pid \d+\) has ended")
+_CUT_OFF = re.compile(r"no sign of life|timed out|No route to host")
 _CLOSED = re.compile(r"the engine (is|was) closed")
 _SLICE = 0.1  # seconds between looks for Ctrl-C while waiting
 _SMALL = 4096  # bytes up to which data is a copy of its own, that does not keep its batch
@@ -139,14 +140,15 @@ class Inbox:
         """
         lib.mr_inbox_done(self._handle, put_back)
 
-    def watch(self, address: str) -> None:
+    def watch(self, address: str, *, heartbeats: bool = True) -> None:
         """From now on the loss of this peer becomes a notice here, after all that it sent; one, which ends the watch.
 
-        Heartbeats tell it. Connects if need be; where that fails, the peer is lost. Idempotent. ConfigError for a
-        malformed address; ResourceExhausted.
+        Heartbeats tell it; without them only the end of the process or its connection does, so that of one that is
+        stopped or cut off nothing may be told. Of several calls the last one counts. Connects if need be; where that
+        fails, the peer is lost. ConfigError for a malformed address; ResourceExhausted.
         """
         error = _cells.error
-        if kind := lib.mr_peer_watch(_peer_at(self.engine, address), error):
+        if kind := lib.mr_peer_watch(_peer_at(self.engine, address), heartbeats, error):
             raise_error(error, kind, operation="watch", peer=address)
 
     def unwatch(self, address: str) -> None:
@@ -233,6 +235,11 @@ def says_ended(loss: str) -> bool:
     may live, and cannot be reached.
     """
     return _ENDED.search(loss) is not None
+
+
+def says_cut_off(loss: str) -> bool:
+    """Whether nothing at all was heard of the lost process for the whole heartbeat timeout."""
+    return _CUT_OFF.search(loss) is not None
 
 
 def may_come_back(loss: str) -> bool:

@@ -231,8 +231,8 @@ TEST(the_loss_of_a_watched_peer_comes_after_its_messages) {
   auto lost = std::make_unique<Engine>("lost"), unwatched = std::make_unique<Engine>("unwatched");
   Outbox to_lost(engine, lost->address()), to_unwatched(engine, unwatched->address());
   const std::string address = lost->address();
-  for (int i = 0; i < 2; ++i) CHECK_EQ(mr_peer_watch(to_lost.peer, nullptr), MR_OK);
-  CHECK_EQ(mr_peer_watch(to_unwatched.peer, nullptr), MR_OK);
+  for (int i = 0; i < 2; ++i) CHECK_EQ(mr_peer_watch(to_lost.peer, 1, nullptr), MR_OK);
+  CHECK_EQ(mr_peer_watch(to_unwatched.peer, 1, nullptr), MR_OK);
   for (int i = 0; i < 2; ++i) CHECK_EQ(mr_peer_unwatch(to_unwatched.peer, nullptr), MR_OK);
   {
     Outbox back(*lost, engine.address()), other(*unwatched, engine.address());
@@ -253,10 +253,31 @@ TEST(the_loss_of_a_watched_peer_comes_after_its_messages) {
   CHECK(std::string(all[1000].data.begin(), all[1000].data.end()).find("lost") == 0);
   CHECK_EQ(receiver.take(0), 0);
   // There is nobody to watch any more.
-  CHECK_EQ(mr_peer_watch(to_lost.peer, nullptr), MR_OK);
+  CHECK_EQ(mr_peer_watch(to_lost.peer, 1, nullptr), MR_OK);
   CHECK_EQ(receiver.take(20), 1);
   CHECK_EQ(receiver.entries.at(0).kind, MR_PEER_LOST);
   CHECK_EQ(to_lost.send(number(0), 5), MR_PEER_LOST);
+}
+
+TEST(a_watch_without_heartbeats_is_silent_and_tells_the_end) {
+  Engine engine("receiver");
+  Receiver receiver(engine);
+  auto other = std::make_unique<Engine>("other");
+  Outbox out(engine, other->address());
+  CHECK_EQ(out.send(number(0), 5), MR_OK);
+  CHECK_EQ(mr_peer_watch(out.peer, 1, nullptr), MR_OK);
+  CHECK_EQ(mr_peer_watch(out.peer, 0, nullptr), MR_OK);
+  const auto wakeups = [&] { return engine.counter("loop_wakeups") + other->counter("loop_wakeups"); };
+  bool silent = false;
+  for (int round = 0; !silent && round < 10; ++round) {
+    const uint64_t before = wakeups();
+    std::this_thread::sleep_for(std::chrono::milliseconds(1500));
+    silent = wakeups() == before;
+  }
+  CHECK(silent);
+  other.reset();
+  CHECK_EQ(receiver.take(20), 1);
+  CHECK_EQ(receiver.entries.at(0).kind, MR_PEER_LOST);
 }
 
 TEST(the_end_of_the_engine_ends_who_waits) {
@@ -275,7 +296,7 @@ TEST(the_end_of_the_engine_ends_who_waits) {
     for (auto& thread : threads) thread.join();
     CHECK_EQ(first.take(0), -MR_CONFIG);
     CHECK_EQ(out.send({}, 0), MR_CONFIG);
-    CHECK_EQ(mr_peer_watch(out.peer, nullptr), MR_CONFIG);
+    CHECK_EQ(mr_peer_watch(out.peer, 1, nullptr), MR_CONFIG);
     first.done();
   }
 }

@@ -41,7 +41,7 @@ class HostWatch:
         with self._lock:
             for rank, address in enumerate(addresses, first_rank):
                 self._spawned[address] = _Spawned(agent, mesh, rank, owner)
-        self._proc.expect(self._number, agent)
+        self._proc.expect(self._number, agent, standing=True)
 
     @property
     def agents(self) -> set[str]:

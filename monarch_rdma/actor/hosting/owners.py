@@ -25,7 +25,7 @@ class Owners:
 
     def watch(self, address: str) -> None:
         """Idempotent."""
-        self._proc.expect(self._number, address)
+        self._proc.expect(self._number, address, standing=True)
 
     def unwatch(self, address: str) -> None:
         self._proc.fulfil(self._number, address)

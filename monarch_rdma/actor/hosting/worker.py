@@ -139,6 +139,7 @@ def _join(proc: Proc, agent: str) -> None:
     from .agent import ProcAgent
     from .pulse import Pulsing
 
+    proc.agent = agent
     proc.hosts = HostMesh("host", [agent], Extent([], []).region)
     introduce(proc)
     proc.start_local(AGENT, ProcAgent, "agent")

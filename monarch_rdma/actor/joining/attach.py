@@ -15,6 +15,7 @@ from ...rdma.engine import seconds
 from ..failure import SupervisionError
 from ..future import Future, done_future
 from ..mesh import HostMesh
+from ..runtime.guardians import is_same_host
 from ..runtime.proc import Proc, close_current, current_proc, existing_proc
 from ..shape import Extent
 from .introduction import Introduction, ask, introduce
@@ -176,17 +177,12 @@ def _part(proc: Proc, timeout: float) -> None:
 
 def _warn_if_unreachable(proc: Proc, agents: Sequence[str]) -> None:
     """Answers come over our own connections. What workers begin themselves needs a way to us."""
-    boot = _boot_of(proc.address)
     listens_at = proc.address.partition("://")[2].rpartition("/")[0].rpartition(":")[0]
-    if listens_at in ("127.0.0.1", "[::1]", "localhost") and any(_boot_of(agent) != boot for agent in agents):
+    is_alone = listens_at in ("127.0.0.1", "[::1]", "localhost")
+    if is_alone and not all(is_same_host(agent, proc.address) for agent in agents):
         warnings.warn(
             "this client listens on its own host only, so processes on other hosts cannot begin to talk to it (to its "
             "controllers, for example); call enable_transport('tcp') first, or set option listen_host",
             UserWarning,
             stacklevel=3,
         )
-
-
-def _boot_of(address: str) -> str:
-    """Of a complete address: a number that all processes of one running system share."""
-    return next((part for part in address.partition("?")[2].split("&") if part.startswith("boot=")), "")

@@ -45,6 +45,7 @@ from .timers import Timers
 from .transmission import Transmission
 from .tree import on_cast
 from .unborn import FIRST_ACTOR, Unborn
+from .watches import Watches
 
 if TYPE_CHECKING:
     from ..mesh import HostMesh
@@ -62,7 +63,6 @@ _LONGEST_PAUSE = 60.0  # seconds between two of them
 _numbers = itertools.count(16)  # also across a close: a late answer must not meet another call
 _MOST_LOST = 4096  # lost processes that are remembered; of others the engine says so again
 _MOST_BURIED = 4096  # tombstones; of older ones it is only known that there is no such actor
-_UNWATCH_AFTER = 10.0  # seconds without anything pending
 _REPLY_TIMEOUT = 60.0  # seconds that the receiver of an answer may take no frames
 
 
@@ -85,10 +85,9 @@ class Proc:
         self.address = engine.address
         self.pid = os.getpid()
         self.hosts: HostMesh | None = None  # where processes can be started from here
+        self.agent = engine.address  # who watches this process, where it was started by an agent; else itself
         self.client: str | None = engine.address  # the process where the job's controllers live
         self.receivers: dict[int, Receiver] = {}
-        self._expecting: dict[str, set[int]] = {}  # by process: numbers that wait for something of it
-        self._watched: set[str] = set()
         self._lost: dict[str, SupervisionError] = {}
         self._superseded: dict[str, None] = {}  # old incarnations
         self._routes = Routes(self)
@@ -98,6 +97,7 @@ class Proc:
         self._helping = threading.Lock()
         self.timers = Timers(self._wake.set)
         self.errands = Errands()
+        self._watches = Watches(self, self._inbox)
         self.fetcher = Fetcher(self)
         self._late: SimpleQueue[Callable[[], object]] = SimpleQueue()  # see later
         self._is_ending = False
@@ -182,36 +182,25 @@ class Proc:
 
     # --- waiting for a process
 
-    def expect(self, number: int, address: str) -> None:
-        """`on_lost` of that receiver will be called if the process at `address` is lost before `fulfil`."""
+    def expect(self, number: int, address: str, *, standing: bool = False) -> None:
+        """`on_lost` of that receiver will be called if the process at `address` is lost before `fulfil`. `standing`: it
+        waits for nothing else of that process; see watches.py.
+        """
         if address == self.address:
             return
-        waiting = self._expecting.get(address)
-        if waiting is None:
-            waiting = self._expecting.setdefault(address, set())
-        waiting.add(number)
-        if address not in self._watched:
-            self._watched.add(address)
-            self._inbox.watch(address)
-            self.timers.at(time.monotonic() + _UNWATCH_AFTER, lambda: self._unwatch_if_idle(address))
+        self._watches.add(number, address, standing)
         if address in self._lost:
             self._tell_lost(number, address)
 
     def fulfil(self, number: int, address: str) -> None:
-        waiting = self._expecting.get(address)
-        if waiting is not None:
-            waiting.discard(number)
+        self._watches.discard(number, address)
 
-    def _unwatch_if_idle(self, address: str) -> None:
-        """Heartbeats only where something is pending."""
-        if address in self._watched and not self._expecting.get(address):
-            self._watched.discard(address)
-            self._inbox.unwatch(address)
-            if self._expecting.get(address):  # meanwhile
-                self._watched.add(address)
-                self._inbox.watch(address)
-        if address in self._watched:
-            self.timers.at(time.monotonic() + _UNWATCH_AFTER, lambda: self._unwatch_if_idle(address))
+    def on_guardian_lost(self, address: str, why: str, is_cut_off: bool) -> None:
+        """Who sent heartbeats to that process in our stead is lost."""
+        if not is_cut_off:
+            return self._watches.ask_again(address)
+        self._inbox.unwatch(address)
+        self._on_lost(address, f"its host's agent is lost, and it with it: {why}")
 
     def _tell_lost(self, number: int, address: str) -> None:
         receiver = self.receivers.get(number)
@@ -254,9 +243,9 @@ class Proc:
         self._end_waits(address)
 
     def _end_waits(self, address: str) -> None:
-        self._watched.discard(address)
+        waiting = self._watches.end(address)
         self.rosters.on_process_lost(address)  # first: who calls again because a call failed finds it restarting
-        for number in list(self._expecting.pop(address, ())):
+        for number in waiting:
             self._tell_lost(number, address)
         self._routes.on_lost(address, self._lost[address])
 

@@ -72,7 +72,7 @@ class ActorDriver(Driver):
             self._processes.listen(self._listener)
             return self._listener()
         for address in {addresses[rank] for rank in self._ranks}:
-            self._proc.expect(self.number, address)
+            self._proc.expect(self.number, address, standing=True)
 
     def first(self, birth: Birth) -> Birth:
         """As it is sent to the first incarnations."""

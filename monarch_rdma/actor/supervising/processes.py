@@ -205,7 +205,7 @@ class ProcessDriver(Driver):
         def adopt() -> list[str]:
             self._records[record.number] = record
             self._owners[record.number] = record.owner
-            self._proc.expect(self.number, record.owner[0])
+            self._proc.expect(self.number, record.owner[0], standing=True)
             return [self._lives[rank].address or self._places.of(rank).address for rank in record.ranks]
 
         self._answer_when(frame, record.ranks, self._can_be_reached, adopt)
