@@ -102,7 +102,7 @@ def watched(make_network: Callable[[int], Network], tmp_path: Path) -> Watched:
 
 
 def test_heartbeats_go_once_per_pair_of_hosts(watched: Watched) -> None:
-    """With 3 processes, and with 24 in 5 meshes of which each process of one host owns one."""
+    """With 2 processes on the other host, and with 20, owned by the client and by workers of its host."""
     packets = []
     for count in (1, 4):
         client = watched.client(count)
