@@ -27,6 +27,12 @@ RegionRef make_arena(mr_engine& engine, const GroupOptions& options) {
   }
 }
 
+// Its arena is shared memory: a forked child would speak for its parent.
+Group& ours(mr_group* group) {
+  if (!group->node->is_ours()) group->node->check_usable();
+  return *group->group;
+}
+
 Time deadline_after(double timeout) {
   demand_number(timeout);
   return deadline_of(Clock::now(), timeout);
@@ -64,7 +70,7 @@ int mr_collective_has(uint32_t kind, uint32_t algorithm) { return has_algorithm(
 int mr_group_run(mr_group* group, const mr_collective* collective, double timeout, mr_error* error) {
   return guarded(error, [&] {
     const Time deadline = deadline_after(timeout);
-    check_call(*group->group, *collective);
+    check_call(ours(group), *collective);
     run_collective(*group->group, *collective, deadline);
   });
 }
@@ -72,7 +78,7 @@ int mr_group_run(mr_group* group, const mr_collective* collective, double timeou
 int mr_group_send(mr_group* group, uint32_t to, int64_t tag, const void* data, uint64_t bytes, double timeout,
                   mr_error* error) {
   return guarded(error, [&] {
-    send_message(*group->group, to, tag, static_cast<const uint8_t*>(data), bytes, deadline_after(timeout));
+    send_message(ours(group), to, tag, static_cast<const uint8_t*>(data), bytes, deadline_after(timeout));
   });
 }
 
@@ -80,18 +86,18 @@ int mr_group_receive(mr_group* group, int64_t from, int64_t tag, void* data, uin
                      uint32_t* sender, mr_error* error) {
   return guarded(error, [&] {
     const uint32_t got =
-        receive_message(*group->group, from, tag, static_cast<uint8_t*>(data), bytes, deadline_after(timeout));
+        receive_message(ours(group), from, tag, static_cast<uint8_t*>(data), bytes, deadline_after(timeout));
     if (sender != nullptr) *sender = got;
   });
 }
 
 int mr_group_abort(mr_group* group, const char* reason, mr_error* error) {
-  return guarded(
-      error, [&] { group->group->fail(group->group->rank(), MR_CANCELLED, reason == nullptr ? "aborted" : reason); });
+  return guarded(error,
+                 [&] { ours(group).fail(group->group->rank(), MR_CANCELLED, reason == nullptr ? "aborted" : reason); });
 }
 
 void mr_group_lack(mr_group* group, uint32_t rank) {
-  if (rank < group->group->size()) group->group->lack(group->group->member(rank));
+  if (group->node->is_ours() && rank < group->group->size()) group->group->lack(group->group->member(rank));
 }
 
 int mr_group_failure(mr_group* group, int64_t* rank, mr_error* error) {

@@ -47,6 +47,31 @@ def test_what_torch_calls(ranks: Ranks, name: str) -> None:
     ranks.run(name)
 
 
+@pytest.mark.parametrize(
+    "name",
+    ["every_dtype_is_reduced", "every_dtype_is_moved", "scaled", "bitwise", "conjugates", "in_place", "overlapping",
+     "with_gradients", "coalesced", "more_objects", "with_its_group"],
+)  # fmt: skip
+def test_what_is_seldom_given(ranks: Ranks, name: str) -> None:
+    ranks.run(name)
+
+
+def test_a_rank_that_is_late_is_named_to_who_waits(ranks: Ranks) -> None:
+    *waited, last = ranks.run("late")
+    assert last == ("", "")
+    for kind, message in waited:
+        assert kind == "TransferTimeout" and f"rank {len(waited)}" in message, message
+
+
+def test_an_aborted_group_ends_its_calls_alone(ranks: Ranks) -> None:
+    first, *others = ranks.run("aborted")
+    assert first == "" and set(others) == {"Cancelled"}
+
+
+def test_devices_that_another_backend_has(ranks: Ranks) -> None:
+    assert ranks.run("other_devices") == [["fake"]] * len(ranks.processes.children)
+
+
 def test_trainings_are_as_with_gloo(ranks: Ranks) -> None:
     """Of two ranks a sum has one order only, so every bit must be the same; of more, gloo's order is another one."""
     trainings = ["ddp", "fsdp", "tensor_parallel", "pipeline", "checkpointed"]

@@ -11,6 +11,9 @@ namespace mr {
 // From this many bytes of one piece of memory on: describing and mapping it costs about as much as copying so many.
 constexpr uint64_t kExposedBytes = 1u << 20;
 
+// Whether a member puts what it gets where others still read what it gives.
+bool exchanges_in_place(const mr_collective& call);
+
 class Exposure {
  public:
   // Of the shared memory that `at` lies in, if it does, and `bytes` are enough.

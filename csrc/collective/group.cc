@@ -331,7 +331,7 @@ void Group::wake_waiter(const Member& member) const {
 // ---- Memory that is read in place ----
 
 std::unique_ptr<Exposure> Group::expose(const mr_collective& call) {
-  if (size() == 1 || call.num_inputs == 0) return nullptr;
+  if (size() == 1 || call.num_inputs == 0 || exchanges_in_place(call)) return nullptr;
   const uint64_t* const largest = std::max_element(call.input_bytes, call.input_bytes + call.num_inputs);
   auto exposure = std::make_unique<Exposure>(*node_, head(), call.inputs[largest - call.input_bytes], *largest);
   if (!exposure->is_on()) return nullptr;

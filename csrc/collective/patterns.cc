@@ -108,6 +108,7 @@ void check_call(const Group& group, const mr_collective& call) {
   check_memory("input", call.num_inputs, shape.inputs, call.inputs, call.input_bytes);
   check_memory("output", call.num_outputs, shape.outputs, call.outputs, call.output_bytes);
   check_sizes(call, group.rank());
+  check_overlaps(call, group.rank());
   demand(has_algorithm(call.kind, call.algorithm),
          "argument algorithm is " + std::to_string(call.algorithm) + ", which the collective does not have");
   if (!reduces(call.kind)) return;

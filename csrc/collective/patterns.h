@@ -9,6 +9,8 @@ namespace mr {
 bool has_algorithm(uint32_t kind, uint32_t algorithm);
 // Throws MR_CONFIG where a call can't be carried out in this group: before anything has begun.
 void check_call(const Group& group, const mr_collective& call);
+// Part of it: what is written overlaps with nothing but what it takes the place of.
+void check_overlaps(const mr_collective& call, uint32_t rank);
 // Carries out a checked call. Throws where the group fails, which is then over for good.
 void run_collective(Group& group, const mr_collective& call, Time deadline);
 

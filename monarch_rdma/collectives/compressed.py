@@ -13,6 +13,7 @@ import torch
 
 from .. import kernels
 from ..errors import ConfigError
+from .arguments import demand_whole
 from .group import Group
 
 __all__ = ["CompressedAllReduce"]
@@ -28,10 +29,12 @@ class CompressedAllReduce:
     """
 
     def __init__(self, group: Group, numel: int, *, dtype: str = "int8", block: int = 128) -> None:
-        if dtype not in _DTYPES:
+        if not isinstance(group, Group):
+            raise ConfigError(f"group is {group!r:.200}, but must be a Group")
+        if not isinstance(dtype, str) or dtype not in _DTYPES:
             raise ConfigError(f"dtype is {dtype!r}, but must be one of {', '.join(_DTYPES)}")
-        if block < 1 or numel < 0:
-            raise ConfigError(f"numel and block are {numel} and {block}, but must be at least 0 and 1")
+        demand_whole("numel", numel, 0)
+        demand_whole("block", block, 1)
         self._group, self._dtype, self._block = group, _DTYPES[dtype], block
         blocks = -(-numel // block)
         per_rank = -(-blocks // group.size) * block
@@ -46,6 +49,8 @@ class CompressedAllReduce:
         """`tensor` becomes the sum ("sum") or mean ("avg") over all members, as exactly as 8 bits have it."""
         if op not in ("sum", "avg"):
             raise ConfigError(f"op is {op!r}, but must be sum or avg")
+        if not isinstance(tensor, torch.Tensor):
+            raise ConfigError(f"tensor is {tensor!r:.200}, but must be a tensor")
         if tensor.numel() != self._numel or not tensor.is_contiguous():
             raise ConfigError(f"tensor has {tensor.numel()} elements, but must have {self._numel}, contiguous")
         size, flat = self._group.size, tensor.detach().view(-1)

@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 from .. import config
 from ..errors import ConfigError, PeerLost
 from ..rdma import group as core
-from ..rdma.engine import Engine, default_engine, seconds
+from ..rdma.engine import Engine, as_text, default_engine, seconds
 from ..rdma.group import DTYPES
 from ..rdma.memory import memory_of, note_written
 from ..supervision.membership import Epoch
 from .algorithms import number_of
+from .arguments import as_addresses, as_list, can_reduce, demand_whole
 from .hierarchy import Hierarchy, hierarchy_of
 from .meeting import MemberLost, digest, meet
 
@@ -62,7 +63,7 @@ class Group:
             if not isinstance(error, PeerLost):
                 handle.close()
                 raise
-        self.run = (self._hierarchy or handle).run
+        self._way = self._hierarchy or handle
         self.members = tuple(members)  # addresses of their engines, by rank
         self.name = name
         self.rank, self.size = handle.rank, handle.size
@@ -83,12 +84,16 @@ class Group:
         `name`: where the same engines form several groups at a time. Raises PeerLost, TransferTimeout (naming who did
         not come), ConfigError.
         """
-        engine = engine or default_engine()
-        members = list(members)
+        engine = default_engine() if engine is None else engine
+        if not isinstance(engine, Engine):
+            raise ConfigError(f"engine is {engine!r:.200}, but must be an Engine")
+        members = as_addresses("members", members)
         if engine.address not in members:
             raise ConfigError(f"members does not have this engine's address, {engine.address}")
         if len(set(members)) != len(members):
             raise ConfigError("members has an address twice")
+        if name is not None and not isinstance(name, str):
+            raise ConfigError(f"name is {name!r:.200}, but must be a string")
         name = digest(members) if name is None else name
         limit = _limit(timeout)
         limit = limit if limit >= 0 else float("inf")
@@ -166,7 +171,7 @@ class Group:
         self._run(
             core.GATHER,
             {"tensor": tensor},
-            _numbered("outputs", outputs or []),
+            _numbered("outputs", [] if outputs is None else outputs),
             root=root,
             algorithm=algorithm,
             timeout=timeout,
@@ -184,7 +189,7 @@ class Group:
         """`output` of rank r becomes inputs[r] of member `root`; the others give None for inputs."""
         self._run(
             core.SCATTER,
-            _numbered("inputs", inputs or []),
+            _numbered("inputs", [] if inputs is None else inputs),
             {"output": output},
             root=root,
             algorithm=algorithm,
@@ -206,6 +211,7 @@ class Group:
 
         TransferTimeout: nothing was sent.
         """
+        self._demand_message("to", to, tag)
         self.core.send(to, tag, self._memory(tensor, "tensor")[0], _limit(timeout))
 
     def receive(self, tensor: Any, sender: int | None = None, *, tag: int = 0, timeout: float | None = None) -> int:
@@ -213,6 +219,7 @@ class Group:
 
         OutOfBounds where it has another size: it is gone then. TransferTimeout: none came.
         """
+        self._demand_message("sender", 0 if sender is None else sender, tag)
         block = self._memory(tensor, "tensor", writes=True)[0]
         came_from = self.core.receive(-1 if sender is None else sender, tag, block, _limit(timeout))
         _note_written(tensor)
@@ -232,7 +239,8 @@ class Group:
 
     def abort(self, reason: str = "abort() was called") -> None:
         """Ends everything pending, on all members, with Cancelled; the group has failed then."""
-        (self._hierarchy or self.core).abort(reason)
+        as_text(reason, "reason")
+        self._way.abort(reason)
 
     def shrink(self, *, timeout: float | None = None) -> Group:
         """A new group of those members that are not lost, with ranks in the old order. All of them call it.
@@ -267,7 +275,7 @@ class Group:
 
         The newcomers call `Group.form([*group.members, *newcomers])`. This group stays as it is. Raises as `form`.
         """
-        return Group.form([*self.members, *newcomers], engine=self.engine, timeout=timeout)
+        return Group.form([*self.members, *as_addresses("newcomers", newcomers)], engine=self.engine, timeout=timeout)
 
     def close(self) -> None:
         """Leaves the group. The others still get what this member has given, and go on with each other.
@@ -291,6 +299,18 @@ class Group:
 
     # --- inside
 
+    def run(
+        self, kind: int, inputs: Sequence[core.Block] = (), outputs: Sequence[core.Block] = (), **options: Any
+    ) -> None:
+        """As CoreGroup.run, from any thread."""
+        with self._running:
+            self._way.run(kind, inputs, outputs, **options)
+
+    def run_on_devices(self, kind: int, inputs: Sequence[Any], outputs: Sequence[Any], **options: Any) -> None:
+        """The same of tensors on GPUs."""
+        with self._running:
+            self.devices.run(kind, inputs, outputs, **options)
+
     def _run(
         self,
         kind: int,
@@ -303,27 +323,28 @@ class Group:
         timeout: float | None,
     ) -> None:
         """One collective of what messages call so; the outputs are written to."""
-        if op not in core.REDUCTIONS:
+        if not isinstance(op, str) or op not in core.REDUCTIONS:
             raise ConfigError(f"op is {op!r}, but must be one of {', '.join(core.REDUCTIONS)}")
-        if not 0 <= root < self.size:
-            raise ConfigError(f"root is {root}, but the group has ranks 0 to {self.size - 1}")
+        demand_whole("root", root, 0, self.size - 1)
         limit, way = _limit(timeout), number_of(kind, algorithm)
         if any(is_on_gpu(each) for each in (*inputs.values(), *outputs.values())):
             if way is not None:
                 raise ConfigError(f"algorithm is {algorithm!r}, but is for tensors in host memory alone")
-            with self._running:
-                self.devices.run(kind, list(inputs.values()), list(outputs.values()), root=root, op=op, timeout=limit)
+            given, to = list(inputs.values()), list(outputs.values())
+            self.run_on_devices(kind, given, to, root=root, op=op, timeout=limit)
         else:
-            to = [self._memory(each, name, writes=True) for name, each in outputs.items()]
-            given = [self._memory(each, name) for name, each in inputs.items()]
-            dtype = (to or given)[0][1] if kind in _REDUCING else 0
-            with self._running:
-                self.run(
-                    kind,
-                    [block for block, _ in given],
-                    [block for block, _ in to],
-                    root=root, dtype=dtype, reduction=core.REDUCTIONS[op], algorithm=way, timeout=limit,
-                )  # fmt: skip
+            written = {name: self._memory(each, name, writes=True) for name, each in outputs.items()}
+            read = {name: self._memory(each, name) for name, each in inputs.items()}
+            self.run(
+                kind,
+                [block for block, _ in read.values()],
+                [block for block, _ in written.values()],
+                root=root,
+                dtype=_dtype_of(read | written, op) if kind in _REDUCING else 0,
+                reduction=core.REDUCTIONS[op],
+                algorithm=way,
+                timeout=limit,
+            )
         for each in outputs.values():
             _note_written(each)
 
@@ -336,18 +357,33 @@ class Group:
             self._devices = DeviceCollectives(self.engine, self.core)
         return self._devices
 
-    def _memory(self, what: Any, argument: str, *, writes: bool = False) -> tuple[core.Block, int]:
-        """The address and size of contiguous memory, and the number of its dtype (255: none that can be reduced)."""
+    def _demand_message(self, argument: str, rank: Any, tag: Any) -> None:
+        demand_whole(argument, rank, 0, self.size - 1)
+        demand_whole("tag", tag, 0)
+
+    def _memory(self, what: Any, argument: str, *, writes: bool = False) -> tuple[core.Block, str]:
+        """The address and size of contiguous memory, and its dtype."""
         memory = memory_of(what, argument)
         if not memory.view.is_contiguous:
             raise ConfigError(f"{argument} is not contiguous: pass {argument}.contiguous()")
         if writes and not memory.writable:
             raise ConfigError(f"{argument} is read-only, but is written to")
-        return (memory.address, memory.view.nbytes), DTYPES.get(memory.view.dtype, 255)
+        return (memory.address, memory.view.nbytes), memory.view.dtype
+
+
+def _dtype_of(memory: dict[str, tuple[core.Block, str]], op: str) -> int:
+    """Its number, of what is reduced: all of one dtype, for which that is defined."""
+    (first, (_, dtype)), *others = memory.items()
+    for name, (_, other) in others:
+        if other != dtype:
+            raise ConfigError(f"{name} has dtype {other}, but {first} has {dtype}")
+    if dtype not in DTYPES or not can_reduce(dtype, op):
+        raise ConfigError(f"op is {op!r}, which is not defined for {first} of dtype {dtype}")
+    return DTYPES[dtype]
 
 
 def _numbered(argument: str, given: Sequence[Any]) -> Named:
-    return {f"{argument}[{i}]": each for i, each in enumerate(given)}
+    return {f"{argument}[{i}]": each for i, each in enumerate(as_list(argument, given))}
 
 
 def is_on_gpu(what: Any) -> bool:

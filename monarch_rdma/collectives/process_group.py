@@ -20,9 +20,11 @@ from ..errors import ConfigError
 from ..rdma import group as core
 from ..rdma.engine import Engine, adopt_secret, default_engine
 from ..rdma.secret import Secret, configured_secret
+from .arguments import can_reduce
 from .device import INSTEAD
 from .group import DTYPES, Group
 from .meeting import member
+from .other_devices import OtherDevices, by_device
 from .work import Sequence, Work
 
 __all__ = ["BACKEND", "ProcessGroup", "meet_in_store", "register"]
@@ -64,7 +66,7 @@ def meet_in_store(store: Any, rank: int, size: int, timeout: timedelta) -> Proce
     # The descriptor of the first member tells this group from any other one of the same engines.
     name = base64.b64encode(descriptors[0][-24:]).decode()
     group = Group(engine, handle, members, name, timeout=seconds)
-    return ProcessGroup(group, timeout)
+    return ProcessGroup(group, timeout, store)
 
 
 def _engine(store: Any, rank: int) -> Engine:
@@ -83,12 +85,16 @@ def _block(tensor: torch.Tensor) -> core.Block:
 
 
 class ProcessGroup(_Base):  # type: ignore[misc]
-    """A process group on a `Group`, which is its attribute `group`. Made by `init_process_group` and `new_group`."""
+    """A process group on a `Group`, which is its attribute `group`. Made by `init_process_group` and `new_group`.
 
-    def __init__(self, group: Group, timeout: timedelta) -> None:
+    `others` has the devices that the program has given to another backend.
+    """
+
+    def __init__(self, group: Group, timeout: timedelta, store: Any = None) -> None:
         super().__init__(group.rank, group.size)
         self.group = group
         self._timeout = timeout.total_seconds()
+        self.others = OtherDevices(self, BACKEND, store, timeout)
         self._collectives = Sequence("monarch_rdma-collectives")
         self._messages: dict[tuple[str, int], Sequence] = {}
         self._coalesced: list[Work] | None = None
@@ -96,14 +102,17 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     # --- reductions
 
+    @by_device
     def allreduce(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         opts = opts or dist.AllreduceOptions()
         calls = [self._all_reduce(tensor, opts.reduceOp, self._limit(opts)) for tensor in tensors]
         return self._start(calls, tensors, opts)
 
+    @by_device
     def allreduce_coalesced(self, tensors: list[torch.Tensor], opts: Any = None) -> Work:
         return self.allreduce(tensors, opts or dist.AllreduceCoalescedOptions())
 
+    @by_device
     def reduce(self, tensors: list[torch.Tensor], opts: Any) -> Work:
         root, limit = opts.rootRank, self._limit(opts)
         calls = []
@@ -117,10 +126,19 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             block, after = self._in_place(tensor, is_written=self.group.rank == root)
             outputs = [block] if self.group.rank == root else []
             name, number = op
-            run = self._core(core.REDUCE, [block], outputs, root=root, dtype=number, reduction=name, timeout=limit)
+            run = self._core(
+                core.REDUCE,
+                [_scaled(block, opts.reduceOp)],
+                outputs,
+                root=root,
+                dtype=number,
+                reduction=name,
+                timeout=limit,
+            )
             calls.append(_then(run, after))
         return self._start(calls, tensors, opts)
 
+    @by_device
     def reduce_scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any = None) -> Work:
         opts = opts or dist.ReduceScatterOptions()
         limit = self._limit(opts)
@@ -130,9 +148,11 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         ]
         return self._start(calls, outputs, opts)
 
+    @by_device
     def reduce_scatter_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         return self.reduce_scatter_single_coalesced([output], [input], opts)
 
+    @by_device
     def reduce_scatter_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
@@ -141,6 +161,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     # --- moving
 
+    @by_device
     def broadcast(self, tensors: list[torch.Tensor], opts: Any) -> Work:
         is_root = opts.rootRank == self.group.rank
         calls = []
@@ -151,21 +172,25 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             calls.append(_then(run, after))
         return self._start(calls, tensors, opts)
 
+    @by_device
     def allgather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         opts = opts or AllgatherOptions()
         limit = self._limit(opts)
         calls = [self._all_gather(to, tensor, limit) for to, tensor in zip(outputs, inputs, strict=True)]
         return self._start(calls, [tensor for each in outputs for tensor in each], opts)
 
+    @by_device
     def allgather_coalesced(
         self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
         by_input = [[outputs[rank][i] for rank in range(self.group.size)] for i in range(len(inputs))]
         return self.allgather(by_input, inputs, opts)
 
+    @by_device
     def all_gather_single(self, output: torch.Tensor, input: torch.Tensor, opts: Any = None) -> Work:
         return self.all_gather_single_coalesced([output], [input], opts)
 
+    @by_device
     def all_gather_single_coalesced(
         self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None
     ) -> Work:
@@ -178,11 +203,13 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             calls.append(_then(gathered, after))
         return self._start(calls, outputs, opts)
 
+    @by_device
     def gather(self, outputs: list[list[torch.Tensor]], inputs: list[torch.Tensor], opts: Any) -> Work:
         to, finish = self._destinations(outputs[0] if outputs else [])
         run = self._core(core.GATHER, [inputs[0]], to, root=opts.rootRank, timeout=self._limit(opts))
         return self._start([_then(run, finish)], outputs[0] if outputs else [], opts)
 
+    @by_device
     def scatter(self, outputs: list[torch.Tensor], inputs: list[list[torch.Tensor]], opts: Any) -> Work:
         to, finish = self._destinations(outputs)
         run = self._core(
@@ -190,12 +217,14 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         )
         return self._start([_then(run, finish)], outputs, opts)
 
+    @by_device
     def alltoall(self, outputs: list[torch.Tensor], inputs: list[torch.Tensor], opts: Any = None) -> Work:
         opts = opts or dist.AllToAllOptions()
         to, finish = self._destinations(outputs)
         run = self._core(core.ALL_TO_ALL, inputs, to, timeout=self._limit(opts))
         return self._start([_then(run, finish)], outputs, opts)
 
+    @by_device
     def all_to_all_single(
         self,
         output: torch.Tensor,
@@ -207,7 +236,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         opts = opts or dist.AllToAllOptions()
         whole, after = self._in_place(output, is_written=True)
         to = self._split(whole, "output", output_splits)
-        blocks = list(self._split(input.contiguous(), "input", input_splits))
+        blocks = list(self._split(_plain(input), "input", input_splits))
         run = self._core(core.ALL_TO_ALL, blocks, to, timeout=self._limit(opts))
         return self._start([_then(run, after)], [output], opts)
 
@@ -230,8 +259,9 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     # --- messages
 
+    @by_device
     def send(self, tensors: list[torch.Tensor], to: int, tag: int) -> Work:
-        tensor = tensors[0].detach().contiguous()
+        tensor = _plain(tensors[0].detach())
         block, limit = _message_block(tensor), self._timeout
 
         def call() -> None:
@@ -241,6 +271,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         kept = [tensor]
         return self._message("send", to, call, tensors)
 
+    @by_device
     def recv(self, tensors: list[torch.Tensor], sender: int, tag: int) -> Work:
         tensor = tensors[0]
         to, after = self._in_place(tensor, is_written=True)
@@ -254,6 +285,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
         return self._message("receive", sender, call, tensors)
 
+    @by_device
     def recv_anysource(self, tensors: list[torch.Tensor], tag: int) -> Work:
         return self.recv(tensors, -1, tag)
 
@@ -289,12 +321,20 @@ class ProcessGroup(_Base):  # type: ignore[misc]
 
     def set_timeout(self, timeout: timedelta) -> None:
         self._timeout = timeout.total_seconds()
+        self.others.each(lambda other: other.set_timeout(timeout))
+
+    def _get_backend(self, device: torch.device) -> Any:
+        """torch's own code asks for that of NCCL."""
+        other = self.others.group_of(torch.device(device).type)
+        return super()._get_backend(device) if other is None else other._get_backend(device)
 
     def abort(self) -> None:
         """Ends everything pending, on all members, with `Cancelled`. `shrink` makes a new group."""
         self.group.abort()
+        self.others.each(lambda other: other.abort())
 
     def shutdown(self) -> None:
+        self.others.each(lambda other: other.shutdown())
         self.group.close()
         for sequence in [self._collectives, *self._messages.values()]:
             sequence.close()
@@ -310,11 +350,16 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         return ProcessGroup(smaller, timedelta(seconds=self._timeout))
 
     def _start_coalescing(self, device: Any) -> None:
+        if (other := self.others.group_of(torch.device(device).type)) is not None:
+            other._start_coalescing(device)
+            return
         if self._coalesced is not None:
             raise ConfigError("calls are being coalesced already")
         self._coalesced = []
 
-    def _end_coalescing(self, device: Any) -> Work:
+    def _end_coalescing(self, device: Any) -> Any:
+        if (other := self.others.group_of(torch.device(device).type)) is not None:
+            return other._end_coalescing(device)
         works, self._coalesced = self._coalesced or [], None
 
         def wait_for_all() -> None:
@@ -367,7 +412,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         timeout: float,
     ) -> Call:
         """A collective of the core. The inputs are kept until it has ended."""
-        kept, outputs = [_dense(tensor).detach().contiguous() for tensor in inputs], list(outputs)
+        kept, outputs = [_plain(_dense(tensor).detach()) for tensor in inputs], list(outputs)
         if any(tensor.is_cuda for tensor in (*kept, *outputs)):
             return self._on_devices(kind, kept, outputs, root=root, op=reduction, timeout=timeout)
         blocks, to = [_block(tensor) for tensor in kept], [_block(tensor) for tensor in outputs]
@@ -383,18 +428,16 @@ class ProcessGroup(_Base):  # type: ignore[misc]
         """The same of tensors on a GPU."""
 
         def call() -> None:
-            self.group.devices.run(kind, inputs, outputs, **options)
+            self.group.run_on_devices(kind, inputs, outputs, **options)
             inputs.clear()
 
         return call
 
     def _in_place(self, tensor: torch.Tensor, *, is_written: bool) -> tuple[torch.Tensor, Call | None]:
         """Contiguous memory with the tensor's values, and what brings the new ones back if it is not its own."""
-        plain = _dense(tensor).detach()
-        if plain.is_contiguous():
-            return plain, None
-        copy = plain.contiguous()
-        return copy, _copy(plain, copy) if is_written else None
+        given = _dense(tensor).detach()
+        plain = _plain(given)
+        return plain, _copy(given, plain) if is_written and plain.data_ptr() != given.data_ptr() else None
 
     def _destinations(self, tensors: list[torch.Tensor]) -> tuple[list[torch.Tensor], Call | None]:
         to, after = [], []
@@ -411,9 +454,8 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             return self._bitwise(tensor, op, limit)
         name, number = named
         block, after = self._in_place(tensor, is_written=True)
-        prepare = _scale(block, op)
-        run = self._core(core.ALL_REDUCE, [block], [block], dtype=number, reduction=name, timeout=limit)
-        return _then(_then(prepare, run), after) if prepare is not None else _then(run, after)
+        run = self._core(core.ALL_REDUCE, [_scaled(block, op)], [block], dtype=number, reduction=name, timeout=limit)
+        return _then(run, after)
 
     def _bitwise(self, tensor: torch.Tensor, op: Any, limit: float) -> Call:
         combine = _BITWISE[op_type(op)]
@@ -437,8 +479,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             return _then(_one_after_the_other(calls), _copy(output.detach(), flat[self.group.rank]))
         name, number = named
         block, after = self._in_place(output, is_written=True)
-        if op_type(op) == _RedOp.PREMUL_SUM:
-            shards = [shard * _factor(op) for shard in shards]
+        shards = [_scaled(shard, op) for shard in shards]
         run = self._core(core.REDUCE_SCATTER, shards, [block], dtype=number, reduction=name, timeout=limit)
         return _then(run, after)
 
@@ -454,7 +495,7 @@ class ProcessGroup(_Base):  # type: ignore[misc]
             if len(rows) != size or sum(rows) != tensor.size(0):
                 raise ConfigError(f"the splits of {argument}, {rows}, do not fit {tensor.size(0)} rows, {size} ranks")
             return list(torch.split(tensor, list(rows)))
-        flat = tensor.contiguous().view(-1)
+        flat = _plain(tensor).view(-1)
         if flat.numel() % size:
             raise ConfigError(f"{argument} has {flat.numel()} elements, which {size} ranks cannot share equally")
         return list(torch.split(flat, flat.numel() // size)) if flat.numel() else [flat] * size
@@ -475,10 +516,10 @@ def _reduction(op: Any, tensor: torch.Tensor) -> tuple[str, int] | None:
         return None
     if number is None:
         raise ConfigError(f"tensors of dtype {tensor.dtype} cannot be reduced")
-    if kind == _RedOp.PREMUL_SUM:
+    if kind == _RedOp.PREMUL_SUM and tensor.is_floating_point():
         return "sum", number
     names = _BOOLEAN if tensor.dtype is torch.bool else _REDUCTIONS
-    if kind not in names:
+    if kind not in names or not can_reduce(str(tensor.dtype)[6:], names[kind]):  # without "torch."
         raise ConfigError(f"op {kind} is not defined for {tensor.dtype}")
     return names[kind], number
 
@@ -488,10 +529,13 @@ def _factor(op: Any) -> Any:
     return op.__getstate__()[1]
 
 
-def _scale(tensor: torch.Tensor, op: Any) -> Call | None:
+def _scaled(tensor: torch.Tensor, op: Any) -> torch.Tensor:
+    """What PREMUL_SUM sums: a copy, rounded to the dtype; as it is for all others."""
     if op_type(op) != _RedOp.PREMUL_SUM:
-        return None
-    return lambda: tensor.mul_(_factor(op))
+        return tensor
+    wide = tensor if tensor.dtype is torch.float64 else tensor.float()
+    scaled: torch.Tensor = wide * _factor(op)
+    return scaled.to(tensor.dtype).view(tensor.shape)
 
 
 def _dense(tensor: torch.Tensor) -> torch.Tensor:
@@ -501,6 +545,11 @@ def _dense(tensor: torch.Tensor) -> torch.Tensor:
             "or a GPU of AMD or NVIDIA"
         )
     return tensor
+
+
+def _plain(tensor: torch.Tensor) -> torch.Tensor:
+    """The same values as bytes that lie together."""
+    return tensor.resolve_conj().resolve_neg().contiguous()
 
 
 def _message_block(tensor: torch.Tensor) -> core.Block:

@@ -14,6 +14,7 @@ from typing import Any
 from .. import config
 from ..errors import ConfigError
 from ..rdma import group as core
+from .arguments import demand_whole
 
 __all__ = ["BUILT_IN", "KINDS", "Row", "load", "row_for", "save"]
 
@@ -38,22 +39,17 @@ class Row:
     def __post_init__(self) -> None:
         limits = {"size": (1, 1024), "step_bytes": (64, 1 << 30), "two_level_bytes": (0, 1 << 30)}
         for name, (least, most) in limits.items():
-            _demand_whole(name, getattr(self, name), least, most)
+            demand_whole(name, getattr(self, name), least, most)
         for kind, steps in self.across.items():
             if kind not in KINDS:
                 raise ConfigError(f"across has {kind!r}, but must have of {', '.join(KINDS)}")
             for least, algorithm in steps:
-                _demand_whole(f"across[{kind!r}]", least, 0, 1 << 62)
+                demand_whole(f"across[{kind!r}]", least, 0, 1 << 62)
                 number = core.ALGORITHMS.get(algorithm)
                 if number is None or not core.has_algorithm(KINDS[kind], number):
                     raise ConfigError(f"across[{kind!r}] has {algorithm!r}, which is no algorithm of it")
             if list(steps) != sorted(steps):
                 raise ConfigError(f"across[{kind!r}] is not in the order of bytes")
-
-
-def _demand_whole(name: str, value: Any, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
-        raise ConfigError(f"{name} is {value!r}, but must be an integer from {least} to {most}")
 
 
 # For networks whose messages take tens of us, as within a data centre. Far apart, rounds cost more than messages.
