@@ -90,6 +90,54 @@ def test_as_one_process_in_plain_torch(options: dict[str, Any]) -> None:
     equal(results, reference)
 
 
+class Noting:
+    """A cohort of one, which has come `ahead` steps into an interval, and notes what it is offered."""
+
+    rounds, names = 0, ("me",)
+
+    def __init__(self, ahead: int) -> None:
+        self.ahead, self.offered, self.load = ahead, [], None
+
+    def serve(self, state: Any, load: Any) -> None:
+        self.state, self.load = state, load
+
+    def join(self) -> bool:
+        return True
+
+    def average(self, offering: Any) -> Tensor:
+        self.offered.append((offering.steps, offering.span))
+        return torch.zeros(offering.contribution.numel)
+
+    def attend(self) -> None:
+        """Nobody is left behind."""
+
+    def boundary(self) -> None:
+        """Nobody waits."""
+
+    def close(self) -> None:
+        """It has nothing."""
+
+
+@pytest.mark.parametrize(
+    ("delay", "offered"),
+    [(0, [(1, 1), (4, 5), (4, 8), (4, 8), (4, 8)]), (2, [(1, 1), (4, 5), (4, 6), (4, 6), (4, 6)])],
+)
+def test_what_a_newcomer_offers_says_how_many_steps_are_in_it(delay: int, offered: list[Any]) -> None:
+    """Of a fragment all steps since it was the shared one, however many rounds of other fragments they are in."""
+    trainer, cohort = Trainer(0), Noting(ahead=3)
+    fragments = trainer.fragments()[:2]
+    with DiLoCo(fragments, cohort, every=8, delay=delay) as diloco:
+        assert diloco.join()
+        for _ in range(1 + 4 * 4 + delay):
+            trainer.step()
+            diloco.step()
+        assert cohort.offered == offered
+        cohort.load(cohort.state())  # it had fallen behind
+        for _ in range(4):
+            diloco.step()
+        assert cohort.offered[-1] == (4 - delay, 4 - delay)
+
+
 class OfRows:
     """An exchange of one process, which stands for all members one after the other."""
 

@@ -95,7 +95,7 @@ def test_a_plan_that_makes_no_sense_is_refused(arguments: dict[str, Any]) -> Non
 
 def meeting(rank: int, *standings: tuple[bool, int, int]) -> Meeting:
     ranks = range(len(standings))
-    full = tuple(Standing(fresh, rounds, steps, 0) for fresh, rounds, steps in standings)
+    full = tuple(Standing(fresh, rounds, steps, 0, span=steps) for fresh, rounds, steps in standings)
     return Meeting(tuple(ranks), tuple(f"address {each}" for each in ranks), full, rank)
 
 
@@ -109,6 +109,14 @@ def test_one_who_begins_follows_those_who_train() -> None:
     late = meeting(0, (True, 0, 7), (False, 0, 20), (False, 0, 20))
     assert (late.is_founding, late.ahead, late.is_behind) == (False, (1, 2), True)
     assert late.contributed == (0, 20, 20) and late.weight == 0
+
+
+def test_a_fragment_is_weighed_by_the_steps_that_are_in_it_and_not_by_those_of_the_round() -> None:
+    """One has come in the middle of the fragment before, and has made as many steps since then as the others."""
+    all_of_them = tuple(Standing(False, 7, 10, 210, span=span) for span in (20, 20, 14))
+    seen = [Meeting((0, 1, 2), ("", "", ""), all_of_them, rank) for rank in range(3)]
+    assert [each.weight for each in seen] == [3 * 20 / 54, 3 * 20 / 54, 3 * 14 / 54]
+    assert seen[0].contributed == (10, 10, 10) and seen[0].spans == (20, 20, 14)
 
 
 def test_who_missed_the_end_of_a_synchronisation_follows_and_has_contributed_already() -> None:

@@ -127,6 +127,19 @@ def test_sums_that_overlap_with_steps_count_the_steps_of_their_own_round(client:
     assert {each.total for each in watch.of(Synchronised)} == {30 * number for number in range(1, 7)}
 
 
+def test_what_a_newcomer_brings_in_is_weighed_by_the_steps_in_it(client: HostMesh, tmp_path: Path) -> None:
+    """Of two fragments in turn: all steps are 1, so that a mean of contributions says by what each was weighed."""
+    watch = Watch({3: inject("kill", "trainers1/0"), 9: inject("kill", "replica2/0")}, folder=tmp_path)
+    recipe = toy(tmp_path, every=20, fragments=2)
+    training = replace(plan(tmp_path, MANY, trainers=1), recipe=recipe)
+    assert train(training, membership=TOGETHER, watch=watch) == Ended((0, 1, 2))
+    shared, spans = agreed(tmp_path), {each.rounds: each.spans for each in watch.of(Synchronised)}
+    for number, value in shared.items():
+        moved = (value - shared.get(number - 1, 0.0)) / 5000
+        assert moved == pytest.approx(sum(span**2 for span in spans[number]) / sum(spans[number]), rel=1e-5), number
+    assert any(0 < min(each) < max(each) == 20 for each in spans.values()), "nobody came in the middle of a fragment"
+
+
 def test_who_is_lost_in_a_round_that_overlaps_comes_back_and_heals(client: HostMesh, tmp_path: Path) -> None:
     deeds = {
         2: inject("kill", "trainers1/1"),

@@ -56,7 +56,7 @@ def test_who_comes_while_others_wait_at_the_end_of_a_round_makes_one_step(secret
             assert progress_of([engine.address], engine, 1) == step
         wire = wire_of(None)
         with pytest.raises(Waiting):
-            cohort.average(Offering(wire, wire.contribution(torch.zeros(4), None), 0, 4))
+            cohort.average(Offering(wire, wire.contribution(torch.zeros(4), None), 0, 4, 4))
         assert progress_of([engine.address], engine, 1) == 3
     finally:
         cohort.close()

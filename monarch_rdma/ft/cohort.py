@@ -30,13 +30,15 @@ _FORM = 30.0  # seconds for members that are all on their way into a group
 @dataclass(frozen=True)
 class Offering:
     """What a member brings into a round. `base`: a checksum of what it started from, which is the same on all. `steps`:
-    that it has made since it brought in something, which give it its weight where members come and go.
+    that it has made since it brought in something. `span`: steps that are in this contribution, since its parameters
+    were the shared ones, which give it its weight where members come and go.
     """
 
     wire: Wire
     contribution: Contribution
     base: int
     steps: int
+    span: int
 
 
 class Cohort(Protocol):

@@ -64,6 +64,7 @@ class Inside:
 class Standing(NamedTuple):
     """What a replica brings to a meeting. `is_fresh`: its state is its own beginning, that nobody else has. `steps`:
     since its last synchronisation. `total`: of all replicas, up to that. `base`: a checksum of what they started from.
+    `span`: steps that are in what it brings in, which may be of a fragment that is older than the last synchronisation.
     """
 
     is_fresh: bool
@@ -71,6 +72,7 @@ class Standing(NamedTuple):
     steps: int
     total: int
     base: int = 0
+    span: int = 0
 
     @property
     def order(self) -> tuple[bool, int]:
@@ -123,10 +125,16 @@ class Meeting:
         return tuple(standing.steps if rank in ahead else 0 for rank, standing in enumerate(self.standings))
 
     @property
+    def spans(self) -> tuple[int, ...]:
+        """Steps that are in what each brings in, and count."""
+        ahead = self.ahead
+        return tuple(standing.span if rank in ahead else 0 for rank, standing in enumerate(self.standings))
+
+    @property
     def weight(self) -> float:
-        """Of this replica in the mean: 1 where all have done as many steps."""
-        total = sum(self.contributed)
-        return self.contributed[self.rank] * len(self.replicas) / total if total else 1.0
+        """Of this replica in the mean: 1 where what all bring in spans as many steps."""
+        total = sum(self.spans)
+        return self.spans[self.rank] * len(self.replicas) / total if total else 1.0
 
 
 class Quorum:

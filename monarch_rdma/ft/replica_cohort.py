@@ -90,12 +90,12 @@ class ReplicaCohort(ReplicaProgress):
         return steps
 
     def average(self, offering: Offering) -> Tensor | None:
-        """As Cohort.average. A replica has the weight of its steps in this round."""
+        """As Cohort.average. A replica has the weight of the steps that its contribution spans."""
         begin = time.monotonic()
         if self._offer is not None:  # who comes now makes one step, and is at the end of this round like this replica
             self._offer.set_progress(max(0, self._steps - 1))
         while True:
-            meeting = self._quorum.meet(self._standing(offering.steps, offering.base))
+            meeting = self._quorum.meet(self._standing(offering.steps, offering.base, offering.span))
             if not meeting.is_of_one_base:
                 raise ConfigError("replicas have different parameters after the same round: their recipes differ")
             try:

@@ -43,8 +43,8 @@ class ReplicaProgress:
         """To whoever watches the training."""
         self._tell(Measured(time.time(), self._place.replica, self._life, self.rounds, name, value))
 
-    def _standing(self, steps: int = 0, base: int = 0) -> Standing:
-        return Standing(self._is_fresh, self.rounds, steps, self.total, base)
+    def _standing(self, steps: int = 0, base: int = 0, span: int = 0) -> Standing:
+        return Standing(self._is_fresh, self.rounds, steps, self.total, base, span)
 
     def _completed(self, meeting: Meeting, seconds: float) -> None:
         self.rounds += 1
@@ -54,7 +54,7 @@ class ReplicaProgress:
         self._tell(
             Synchronised(
                 time.time(), self._place.replica, self._life, self.rounds, meeting.replicas, meeting.contributed,
-                self.total, seconds,
+                self.total, seconds, meeting.spans,
             )
         )  # fmt: skip
 

@@ -46,7 +46,9 @@ class Stepped(Report):
 
 @dataclass(frozen=True)
 class Synchronised(Report):
-    """`members`: replicas that took part; `contributed`: steps of each in this round. `total`: steps of all so far."""
+    """`members`: replicas that took part; `contributed`: steps of each in this round. `total`: steps of all so far.
+    `spans`: steps that were in what each brought in, by which it was weighed.
+    """
 
     life: int
     rounds: int
@@ -54,6 +56,7 @@ class Synchronised(Report):
     contributed: tuple[int, ...]
     total: int
     seconds: float
+    spans: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

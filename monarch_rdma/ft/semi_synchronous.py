@@ -77,6 +77,7 @@ class SemiSynchronous(ABC):
         self._under_way: _UnderWay | None = None
         self.steps = 0  # inner steps
         self._made = 0  # by this member, since it brought in something
+        self._spans = [0] * len(self._fragments)  # and since each fragment was the shared one
         cohort.serve(self._whole_state, self._load_whole_state)
 
     # --- what the two ways of averaging differ in
@@ -106,6 +107,7 @@ class SemiSynchronous(ABC):
         """
         self.steps += 1
         self._made += 1
+        self._spans = [span + 1 for span in self._spans]
         if self.steps % self._interval == 0:
             self._begin((self.steps // self._interval - 1) % len(self._fragments))
         elif self._under_way is None:
@@ -118,7 +120,7 @@ class SemiSynchronous(ABC):
         fragment = self._fragments[number]
         contribution = self._wire.contribution(self._offered(fragment), self._errors[number])
         base = int(checksum(fragment.shared_flat()).sum()) if fragment.numel else 0
-        offering = Offering(self._wire, contribution, base, self._made)
+        offering = Offering(self._wire, contribution, base, self._made, self._spans[number])
         self._made = 0
         if self._pool is not None:
             mean = self._pool.submit(self._cohort.average, offering)
@@ -139,6 +141,7 @@ class SemiSynchronous(ABC):
             fragment = self._fragments[number]
             self._apply(number, fragment, mean)
             fragment.load_shared(self._mix)
+            self._spans[number] = 0
         self._cohort.boundary()
         return Round(self._cohort.rounds, number, self._cohort.names, waited, mean is None)
 
@@ -167,7 +170,7 @@ class SemiSynchronous(ABC):
         for key, each in self._heals.items():
             each.load_state_dict(state["own"][key])
         self.load_state_dict(state["shared"])
-        self._made = 0
+        self._made, self._spans = 0, [0] * len(self._spans)
 
     def close(self) -> None:
         """Waits for an averaging that is under way, so that nobody waits for this member; then it leaves."""

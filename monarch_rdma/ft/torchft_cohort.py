@@ -82,10 +82,10 @@ class TorchFTCohort(ReplicaProgress):
                 return True
 
     def average(self, offering: Offering) -> Tensor | None:
-        """As Cohort.average. A replica has the weight of its steps in this round."""
+        """As Cohort.average. A replica has the weight of the steps that its contribution spans."""
         begin = time.monotonic()
         while True:
-            meeting, self._arrival = self._arrival or self._met(offering.base), None
+            meeting, self._arrival = self._arrival or self._met(offering), None
             mean = self._mean(offering, meeting) if meeting is not None else None
             if self._commits() and meeting is not None:
                 self._completed(meeting, time.monotonic() - begin)
@@ -125,11 +125,13 @@ class TorchFTCohort(ReplicaProgress):
             quorum_timeout=timedelta(seconds=self._plan.quorum_timeout),
         )  # fmt: skip
 
-    def _met(self, base: int = 0) -> Meeting | None:
+    def _met(self, offering: Offering | None = None) -> Meeting | None:
         """Who takes part in what comes now, after whoever is behind was healed; None where the group has failed."""
         manager = self._managing
         manager.start_quorum()
-        row = [self._place.replica, *map(int, self._standing(self._steps, base))]  # none where it was just healed
+        base, span = (offering.base, offering.span) if offering is not None else (0, 0)
+        standing = self._standing(self._steps, base, span if self._steps else 0)  # none where it was just healed
+        row = [self._place.replica, *map(int, standing)]
         try:
             table = gathered(ProcessGroupExchange(self._pg), row)
         except _FAILURES as error:
