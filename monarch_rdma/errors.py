@@ -24,6 +24,7 @@ __all__ = [
     "TransferTimeout",
     "VersionChanged",
     "class_of_kind",
+    "demand_whole",
 ]
 
 
@@ -147,3 +148,10 @@ def class_of_kind(kind: int) -> type[RdmaError]:
     if not 1 <= kind <= len(_CLASSES):
         raise ValueError(f"kind {kind} is not a failure of enum mr_kind")
     return _CLASSES[kind - 1]
+
+
+def demand_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
+    """ConfigError where it is no integer from `least` to `most`; None: to the largest of 64 bits."""
+    if type(value) is not int or not least <= value <= ((1 << 63) - 1 if most is None else most):
+        limits = f"from {least} on" if most is None else f"from {least} to {most}"
+        raise ConfigError(f"{name} is {value!r:.200}, but must be an integer {limits}")

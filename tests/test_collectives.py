@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from members import ChildError, Members, members
 
 from monarch_rdma import config, errors
-from monarch_rdma.collectives import Group, table
+from monarch_rdma.collectives import Group, measure, table
 from monarch_rdma.collectives.algorithms import chooser
 from monarch_rdma.collectives.meeting import MemberLost, meet
 from monarch_rdma.rdma import Engine, Secret
@@ -248,6 +248,33 @@ def test_the_table_is_measured(tmp_path: Path) -> None:
     assert said.count("<- best") == 1 and str(path) in said
     assert all(f"\n  {kind} " in said for kind in table.KINDS) and "ring " in said
     assert [row.size for row in table.load(path)] == [2]
+
+
+def test_the_table_is_measured_by_those_whom_torchrun_starts(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    what = ["-m", "monarch_rdma.collectives.measure", "--mib", "1", "--rounds", "1", "--save", str(path)]
+    said = subprocess.run([*command, *what], check=True, capture_output=True, text=True).stdout
+    assert said.count("2 members on hosts of their own") == 1 and said.count("written") == 1
+    assert [row.size for row in table.load(path)] == [2]
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "problem"),
+    [
+        ("--processes", "0", "'0' is not a number from 2 to 64"),
+        ("--processes", "2,x", "'x' is not a number from 2 to 64"),
+        ("--processes", "2000", "'2000' is not a number from 2 to 64"),
+        ("--mib", "0", "'0' is not a number from 1 to 4096"),
+        ("--rounds", "0", "'0' is not a number from 1 to 10000"),
+        ("--save", "/nowhere/table", "'/nowhere/table' cannot be written"),
+        ("--save", "/", "'/' cannot be written"),
+    ],
+)
+def test_what_is_not_measured(option: str, value: str, problem: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        measure.main([option, value])
+    assert f"argument {option}: {problem}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -245,9 +245,26 @@ def test_with_fewer_members_than_the_minimum_it_ends() -> None:
     ("options", "message"),
     [
         ({"every": 0}, "every is 0"),
-        ({"every": 4, "delay": 4}, "delay is 4, but must be from 0 to 3"),
+        ({"every": 4, "delay": 4}, "delay is 4, but must be an integer from 0 to 3"),
         ({"every": 4, "mix": 1.0}, "mix is 1.0"),
         ({"every": 4, "quantize": "int4"}, "quantize is 'int4'"),
+        ({"every": "4"}, "every is '4', but must be an integer"),
+        ({"every": 4, "delay": 1.5}, "delay is 1.5"),
+        ({"every": 4, "mix": "a"}, "mix is 'a'"),
+        ({"every": 4, "quantize": ["int8"]}, r"quantize is \['int8'\]"),
+        ({"every": 4, "outer": 5}, "outer is 5, but must make an optimiser"),
+        ({"every": 4, "outer": lambda parameters: None}, "outer has made None"),
+        ({"every": 4, "heals": [1]}, r"heals is \[1\]"),
+        ({"every": 4, "heals": {"a": 5}}, r"heals\['a'\] is 5, but must have state_dict"),
+        ({"every": 4, "model": None}, "model is None"),
+        ({"every": 4, "model": [1]}, r"model\[0\] is 1"),
+        ({"every": 4, "model": [["a"]]}, "fragment 0 has 'a', which is no parameter"),
+        (
+            {"every": 4, "model": [[nn.Parameter(torch.ones(3, dtype=torch.complex64))]]},
+            "a parameter of complex64 on cpu",
+        ),
+        ({"every": 4, "model": nn.Linear(2, 2, device="meta")}, "a parameter of float32 on meta"),
+        ({"every": 4, "cohort": None}, "cohort is None"),
     ],
 )
 def test_bad_options(options: dict[str, Any], message: str) -> None:
@@ -262,7 +279,13 @@ def test_bad_options(options: dict[str, Any], message: str) -> None:
 
     model = nn.Linear(2, 2)
     with pytest.raises(ConfigError, match=message):
-        DiLoCo(model, FixedCohort(Alone()), **options)
+        DiLoCo(**{"model": model, "cohort": FixedCohort(Alone()), **options})
+    with pytest.raises(ConfigError, match="members is None"):
+        FixedCohort(None)
+    with pytest.raises(ConfigError, match="regroup is 5"):
+        FixedCohort(Alone(), regroup=5)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="group is None"):
+        GroupCohort(None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="every is 3, but must be a multiple of the number of fragments, 2"):
         DiLoCo([nn.Linear(2, 2), nn.Linear(2, 2)], FixedCohort(Alone()), every=3)
     with pytest.raises(ConfigError, match="fragment 1 has a parameter that an earlier fragment has too"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 from typing import Any
 
@@ -83,7 +84,8 @@ def test_a_policy_of_something_else_is_refused(arguments: dict[str, Any]) -> Non
 @pytest.mark.parametrize(
     "arguments",
     [{"steps": 0}, {"replicas": True}, {"trainers": 1.5}, {"sync_timeout": 0}, {"recipe": 7},
-     {"quorum_timeout": "long"}],
+     {"quorum_timeout": "long"}, {"sync_timeout": math.inf}, {"threads": -1}, {"gpus_per_proc": "one"}, {"backend": 5},
+     {"trainer_env": 5}, {"preload": "os"}, {"coordination": 5}, {"lighthouse": 5}],
 )  # fmt: skip
 def test_a_plan_that_makes_no_sense_is_refused(arguments: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=f"{next(iter(arguments))} is {next(iter(arguments.values()))!r}"):

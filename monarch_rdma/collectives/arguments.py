@@ -7,16 +7,7 @@ from typing import Any
 
 from ..errors import ConfigError
 
-__all__ = ["as_addresses", "as_list", "can_reduce", "demand_whole"]
-
-_TAGS = 1 << 63
-
-
-def demand_whole(name: str, value: Any, least: int, most: int | None = None) -> None:
-    """An integer from `least` to `most`; None: to the largest there is."""
-    if type(value) is not int or not least <= value <= (_TAGS - 1 if most is None else most):
-        limits = f"from {least} on" if most is None else f"from {least} to {most}"
-        raise ConfigError(f"{name} is {value!r:.200}, but must be an integer {limits}")
+__all__ = ["as_addresses", "as_list", "can_reduce"]
 
 
 def as_list(name: str, value: Any) -> list[Any]:

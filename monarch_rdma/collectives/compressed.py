@@ -12,8 +12,7 @@ from itertools import pairwise
 import torch
 
 from .. import kernels
-from ..errors import ConfigError
-from .arguments import demand_whole
+from ..errors import ConfigError, demand_whole
 from .group import Group
 
 __all__ = ["CompressedAllReduce"]

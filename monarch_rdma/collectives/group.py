@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from .. import config
-from ..errors import ConfigError, PeerLost
+from ..errors import ConfigError, PeerLost, demand_whole
 from ..rdma import group as core
 from ..rdma.engine import Engine, as_text, default_engine, seconds
 from ..rdma.group import DTYPES
 from ..rdma.memory import memory_of, note_written
 from ..supervision.membership import Epoch
 from .algorithms import number_of
-from .arguments import as_addresses, as_list, can_reduce, demand_whole
+from .arguments import as_addresses, as_list, can_reduce
 from .hierarchy import Hierarchy, hierarchy_of
 from .meeting import MemberLost, digest, meet
 

@@ -8,9 +8,11 @@ the part of hosts: their bytes go over sockets. For hosts that are: `torchrun --
 from __future__ import annotations
 
 import argparse
+import os
 import statistics
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -32,6 +34,7 @@ _STEPS = [128 << 10, 256 << 10, 512 << 10, 1 << 20, 2 << 20]  # bytes
 _LEAST = 8
 _SMALL, _TIMES = 64 << 10, 5  # up to so many bytes so many are timed together
 _BETTER = 0.9  # of the time of going directly: else that is taken
+_MOST_PROCESSES = 64  # of this host, which play hosts
 _MAX = core.REDUCTIONS["max"]  # the values stay as they are
 Timings = dict[str, dict[int, dict[str, float]]]  # seconds, by kind, bytes and algorithm
 
@@ -188,19 +191,44 @@ def _on_these_hosts(options: argparse.Namespace) -> list[Row]:
     return rows
 
 
+def _whole(least: int, most: int) -> Callable[[str], int]:
+    def whole(text: str) -> int:
+        if not text.isdecimal() or not least <= int(text) <= most:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a number from {least} to {most}")
+        return int(text)
+
+    return whole
+
+
+def _sizes_of_groups(text: str) -> list[int]:
+    return [_whole(2, _MOST_PROCESSES)(part) for part in text.split(",")]
+
+
+def _writable(text: str) -> str:
+    """Looked at before hours of measuring."""
+    path = Path(text)
+    if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise argparse.ArgumentTypeError(f"{text!r} cannot be written")
+    return text
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="monarch-rdma bench --collectives", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
-    parser.add_argument("--processes", default="2,4", metavar="N,..", help="sizes of groups [2,4]")
-    parser.add_argument("--mib", type=int, default=16, help="size of the largest tensor [16]")
-    parser.add_argument("--rounds", type=int, default=7, help="of which the median counts [7]")
-    parser.add_argument("--save", metavar="FILE", help="write the table there, for option collective_table")
+    parser.add_argument(
+        "--processes", type=_sizes_of_groups, default="2,4", metavar="N,..", help="sizes of groups [2,4]"
+    )
+    parser.add_argument("--mib", type=_whole(1, 4096), default=16, help="size of the largest tensor [16]")
+    parser.add_argument("--rounds", type=_whole(1, 10_000), default=7, help="of which the median counts [7]")
+    parser.add_argument(
+        "--save", type=_writable, metavar="FILE", help="write the table there, for option collective_table"
+    )
     options = parser.parse_args(arguments)
     if dist.is_torchelastic_launched():
         rows = _on_these_hosts(options)
     else:
-        rows = [_on_this_host(int(size), options) for size in options.processes.split(",")]
+        rows = [_on_this_host(size, options) for size in options.processes]
     if options.save and rows:
         save(rows, options.save)
         print(f"written: {options.save}; use it with MONARCH_RDMA_COLLECTIVE_TABLE={options.save}")

@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from .. import config
-from ..errors import ConfigError
+from ..errors import ConfigError, demand_whole
 from ..rdma import group as core
-from .arguments import demand_whole
 
 __all__ = ["BUILT_IN", "KINDS", "Row", "load", "row_for", "save"]
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 from ..actor import HostMesh, this_host
+from ..errors import ConfigError
 
 __all__ = ["Allocator", "FromJobs", "Job", "OnThisHost"]
 
@@ -49,6 +50,10 @@ class FromJobs:
 
     def __init__(self, make: Callable[[int], Job], *, timeout: float | None = None) -> None:
         """`timeout`: seconds in the queue, after which a job is given up; None waits for ever."""
+        if not callable(make):
+            raise ConfigError(f"make is {make!r:.200}, but must make the job of a replica's number")
+        if timeout is not None and (not isinstance(timeout, int | float) or not timeout > 0):
+            raise ConfigError(f"timeout is {timeout!r:.200}, but must be a number of seconds above 0, or None")
         self._make, self._timeout = make, timeout
         self._jobs: dict[int, Job] = {}
 

@@ -94,6 +94,8 @@ class FixedCohort:
         """`names`: of the ranks of a process group. `regroup`: called when an averaging fails; returns other members,
         as for `use`, among whom the round is made again, or raises. None: the failure is raised.
         """
+        if regroup is not None and not callable(regroup):
+            raise ConfigError(f"regroup is {regroup!r:.200}, but must be a function of the failure, or None")
         self.rounds = self.ahead = 0
         self._regroup = regroup
         self._exchange: Exchange
@@ -102,6 +104,8 @@ class FixedCohort:
     def use(self, members: Exchange | Any, names: Sequence[Any] | None = None, *, rounds: int | None = None) -> None:
         """From now on these are the members. `rounds`: how many a newcomer has, which took over another's state."""
         is_exchange = hasattr(members, "all_to_all") and hasattr(members, "names")
+        if not is_exchange and not hasattr(members, "size"):
+            raise ConfigError(f"members is {members!r:.200}, but must be a process group or an Exchange")
         self._exchange = members if is_exchange else ProcessGroupExchange(members, names)
         self.rounds = self.rounds if rounds is None else rounds
 
@@ -166,6 +170,8 @@ class GroupCohort:
         """`names`: of the members, by rank; sums are in their order. `minimum`: with fewer the training ends, by a
         PeerLost. `timeout`: seconds that a round waits for the slowest member; None takes option collective_timeout.
         """
+        if not isinstance(group, Group):
+            raise ConfigError(f"group is {group!r:.200}, but must be a Group")
         names = tuple(range(group.size)) if names is None else tuple(names)
         if len(set(names)) != group.size:
             raise ConfigError(f"names is {names!r}, but must be {group.size} different ones, one for each member")

@@ -95,6 +95,6 @@ def wire_of(quantize: str | None) -> Wire:
     """None is fp32. Raises ConfigError."""
     if quantize is None:
         return Plain()
-    if quantize not in _WIRES:
+    if not isinstance(quantize, str) or quantize not in _WIRES:
         raise ConfigError(f"quantize is {quantize!r}, but must be None, {', '.join(map(repr, _WIRES))}")
     return Quantized(_WIRES[quantize])

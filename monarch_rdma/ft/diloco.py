@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ..errors import ConfigError
 from .cohort import Cohort
 from .fragments import Fragment
 from .semi_synchronous import SemiSynchronous, Stateful
@@ -56,8 +57,12 @@ class DiLoCo(SemiSynchronous):
 
         ConfigError where these do not fit together.
         """
+        if not callable(outer):
+            raise ConfigError(f"outer is {outer!r:.200}, but must make an optimiser of parameters")
         super().__init__(model, cohort, every=every, delay=delay, mix=mix, quantize=quantize, heals=heals)
         self._outer = [outer(fragment.shared) for fragment in self._fragments]
+        if not all(isinstance(each, torch.optim.Optimizer) for each in self._outer):
+            raise ConfigError(f"outer has made {self._outer[0]!r:.200}, but must make a torch.optim.Optimizer")
 
     def _offered(self, fragment: Fragment) -> Tensor:
         return fragment.shared_flat().sub_(fragment.local())

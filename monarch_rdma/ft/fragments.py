@@ -51,10 +51,12 @@ class Fragment:
 def fragments_of(what: nn.Module | Iterable[nn.Module | Sequence[nn.Parameter]]) -> list[Fragment]:
     """One for a module, or one for each of several modules or lists of parameters.
 
-    ConfigError where a parameter is in two of them, or there is none.
+    ConfigError where a parameter is in two of them, or there is none, or one is not of floating point in memory.
     """
+    if not isinstance(what, Iterable | nn.Module):
+        raise ConfigError(f"model is {what!r:.200}, but must be a module, or several, or lists of parameters")
     given = [what] if isinstance(what, nn.Module) else list(what)
-    lists = [list(each.parameters()) if isinstance(each, nn.Module) else list(each) for each in given]
+    lists = [_parameters_of(number, each) for number, each in enumerate(given)]
     seen: set[int] = set()
     for number, parameters in enumerate(lists):
         trained = [parameter for parameter in parameters if parameter.requires_grad]
@@ -67,6 +69,19 @@ def fragments_of(what: nn.Module | Iterable[nn.Module | Sequence[nn.Parameter]])
     if not lists:
         raise ConfigError("there are no fragments to synchronise")
     return [Fragment(parameters) for parameters in lists]
+
+
+def _parameters_of(number: int, given: nn.Module | Sequence[nn.Parameter]) -> list[nn.Parameter]:
+    if not isinstance(given, Iterable | nn.Module):
+        raise ConfigError(f"model[{number}] is {given!r:.200}, but must be a module or a list of parameters")
+    parameters = list(given.parameters() if isinstance(given, nn.Module) else given)
+    for each in parameters:
+        if not isinstance(each, Tensor):
+            raise ConfigError(f"fragment {number} has {each!r:.200}, which is no parameter")
+        if not each.is_floating_point() or each.is_meta:
+            what = f"a parameter of {str(each.dtype).removeprefix('torch.')} on {each.device.type}"
+            raise ConfigError(f"fragment {number} has {what}, but what is averaged is of floating point in memory")
+    return parameters
 
 
 def _local(parameter: Tensor) -> Tensor:

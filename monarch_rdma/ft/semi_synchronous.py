@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from ..errors import ConfigError
+from ..errors import ConfigError, demand_whole
 from ..kernels import checksum
 from .cohort import Cohort, Offering
 from .contribution import wire_of
@@ -65,6 +65,9 @@ class SemiSynchronous(ABC):
     ) -> None:
         self._fragments = fragments_of(model)
         _check(every, delay, mix, len(self._fragments))
+        _check_heals(heals or {})
+        if not hasattr(cohort, "average"):
+            raise ConfigError(f"cohort is {cohort!r:.200}, but must be a cohort, such as FixedCohort(group)")
         if delay and not getattr(cohort, "may_overlap", True):
             raise ConfigError(f"delay is {delay}, but must be 0: {type(cohort).__name__} reads states as a round ends")
         self._interval = every // len(self._fragments)
@@ -192,11 +195,17 @@ def _detached(parameter: Tensor) -> Tensor:
 
 
 def _check(every: int, delay: int, mix: float, fragments: int) -> None:
-    if every < 1 or every % fragments:
+    demand_whole("every", every, 1)
+    if every % fragments:
         raise ConfigError(f"every is {every}, but must be a multiple of the number of fragments, {fragments}")
-    if not 0 <= delay < every // fragments:
-        raise ConfigError(
-            f"delay is {delay}, but must be from 0 to {every // fragments - 1}: one averaging ends before the next"
-        )
-    if not 0 <= mix < 1:
-        raise ConfigError(f"mix is {mix}, but must be from 0 to below 1: the share that is kept of local parameters")
+    demand_whole("delay", delay, 0, every // fragments - 1)  # one averaging ends before the next
+    if not isinstance(mix, int | float) or not 0 <= mix < 1:
+        raise ConfigError(f"mix is {mix!r}, but must be from 0 to below 1: the share that is kept of local parameters")
+
+
+def _check_heals(heals: Any) -> None:
+    if not isinstance(heals, Mapping):
+        raise ConfigError(f"heals is {heals!r:.200}, but must map names to what has a state_dict")
+    for name, each in heals.items():
+        if not (hasattr(each, "state_dict") and hasattr(each, "load_state_dict")):
+            raise ConfigError(f"heals[{name!r}] is {each!r:.200}, but must have state_dict and load_state_dict")

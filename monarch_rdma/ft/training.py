@@ -7,9 +7,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from importlib.util import find_spec
+from math import inf
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import ConfigError
+from ..errors import ConfigError, demand_whole
 
 if TYPE_CHECKING:
     from .cohort import Cohort
@@ -93,9 +94,19 @@ class TrainingPlan:
 
     def __post_init__(self) -> None:
         for name in ("steps", "replicas", "trainers"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-                raise ConfigError(f"{name} is {value!r}, but must be an integer of at least 1")
+            demand_whole(name, getattr(self, name), 1)
+        for name, least in (("threads", 1), ("gpus_per_proc", 0)):
+            if getattr(self, name) is not None:
+                demand_whole(name, getattr(self, name), least)
+        for name, kind, what in (
+            ("backend", str, "the name of a backend"),
+            ("trainer_env", Mapping | None, "a mapping of names to values"),
+            ("preload", tuple | list, "a tuple of modules' names"),
+            ("coordination", str, "a name"),
+            ("lighthouse", str | None, "an address, http://host:port"),
+        ):
+            if not isinstance(getattr(self, name), kind):
+                raise ConfigError(f"{name} is {getattr(self, name)!r:.200}, but must be {what}")
         if not callable(self.recipe):
             raise ConfigError(f"recipe is {self.recipe!r}, but must make a Training of a place and a cohort")
         if self.coordination not in _ENVIRONMENT_OF:
@@ -106,5 +117,5 @@ class TrainingPlan:
             raise ConfigError(f'lighthouse is {self.lighthouse!r}, which only coordination="torchft" uses')
         for name in ("sync_timeout", "quorum_timeout"):
             value = getattr(self, name)
-            if not isinstance(value, int | float) or isinstance(value, bool) or not value > 0:
+            if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < inf:
                 raise ConfigError(f"{name} is {value!r}, but must be a number above 0")
