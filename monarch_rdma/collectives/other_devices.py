@@ -67,9 +67,13 @@ class OtherDevices:
 
 
 def _backend(name: str, store: Any, rank: int, size: int, timeout: timedelta) -> tuple[Any, Any]:
-    """As torch makes it, with its default options."""
+    """As torch makes it, with its default options. RuntimeError where it has none, as torch itself raises."""
     kinds: Any = dist.ProcessGroup.BackendType
     if name == "nccl":
+        if not dist.is_nccl_available():
+            raise RuntimeError(
+                "this torch has no NCCL or RCCL: its process groups for GPUs take a torch for CUDA or ROCm"
+            )
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timeout
         return kinds.NCCL, dist.ProcessGroupNCCL(store, rank, size, options)
