@@ -225,9 +225,9 @@ int mr_transfer(mr_remote* remote, uint32_t verb, void* local, const mr_view* lo
 int mr_transfer_bytes(mr_remote* remote, uint32_t verb, void* local, uint64_t remote_offset, uint64_t length,
                       double timeout, uint32_t flags, mr_op** op, mr_error* error);
 /* Checksums of the blocks of a read (kernels/kernels.h): its first byte is byte `first` of `total` that are cut into
- * blocks of `block_bytes`. Its sums come after one word, which counts the bytes that are in them: all of the read where
- * its lane copies by itself; else they say nothing, and are the caller's to make. A block that the read has a part of
- * has a part of its sum; the parts add up to it (mod 2^64). */
+ * blocks of `block_bytes`. Its sums come after one word, which counts the bytes that are in them: those of the read
+ * where its lane copies or receives them itself; else, or where some came twice, the sums are the caller's to make. Of
+ * a block that the read has a part of it makes a part of its sum; the parts add up to it (mod 2^64). */
 typedef struct {
   uint64_t first, total;
   uint64_t block_bytes;

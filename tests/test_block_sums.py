@@ -14,7 +14,7 @@ from monarch_rdma.errors import ConfigError
 from monarch_rdma.rdma import BlockSums, Engine, RDMABuffer, Secret, empty
 
 BLOCK = 1 << 20
-MAKES_SUMS = ("shm-mapped", "shm-process_vm")  # by what they copy with; others leave it to the caller
+MAKES_SUMS = ("shm-mapped", "shm-process_vm", "tcp")  # others leave it to the caller
 
 
 @pytest.fixture(params=LANES, ids=str)

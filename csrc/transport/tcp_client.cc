@@ -49,6 +49,7 @@ void Client::start(const OpRef& op) {
   assert(host_.loop().held());
   const auto transfer = std::make_shared<Transfer>(op);
   op->lane_state = transfer;
+  if (op->block_sums.wanted()) op->block_sums.clear(op->bytes());  // another lane may have made some
   enqueue(transfer);
   open_sockets(is_large(*transfer));
   const auto self = shared_from_this();

@@ -55,7 +55,8 @@ class ClientSocket final : public Socket {
     uint32_t cancels = 0;             // id
     size_t head_left;                 // of the request, not sent
     std::optional<ChunkSender> data;  // of a write
-    uint64_t received = 0;            // of a read
+    uint64_t received = 0;            // of a read, in whole chunks
+    uint64_t summed = 0;              // of these and the chunk at hand
     bool begun = false;               // a byte of it has left
     bool maybe_written = false;       // a byte of its data has
   };
@@ -75,6 +76,7 @@ class ClientSocket final : public Socket {
  private:
   size_t head_bytes(const uint8_t*, size_t) const override { return sizeof(Chunk); }
   void on_head(const uint8_t* head) override;
+  void on_payload() override;
   void on_payload_end() override;
   size_t read_ahead() const override;
   void gather(Gather& out) override;

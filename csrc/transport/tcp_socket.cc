@@ -164,8 +164,7 @@ void Socket::receive() {
     const uint64_t straight = std::min<uint64_t>(io.bytes, direct);
     if (straight > 0) {
       payload_cursor_.seek(payload_cursor_.position() + straight);
-      payload_left_ -= straight;
-      if (payload_left_ == 0) on_payload_end();
+      arrived(straight);
     }
     feed(staging_->in.get(), io.bytes - straight);
     budget -= std::min<uint64_t>(budget, io.bytes);
@@ -182,8 +181,7 @@ void Socket::feed(const uint8_t* data, size_t length) {
       if (payload_base_ != nullptr) store(data, part);
       data += part;
       length -= part;
-      payload_left_ -= part;
-      if (payload_left_ == 0) on_payload_end();
+      arrived(part);
       continue;
     }
     const size_t part = std::min(length, head_bytes(head_, head_have_) - head_have_);
@@ -195,6 +193,12 @@ void Socket::feed(const uint8_t* data, size_t length) {
     head_have_ = 0;
     on_head(head_);
   }
+}
+
+void Socket::arrived(uint64_t length) {
+  payload_left_ -= length;
+  on_payload();
+  if (payload_left_ == 0) on_payload_end();
 }
 
 void Socket::store(const uint8_t* data, size_t length) {

@@ -37,6 +37,7 @@ class Socket : public Loop::Watcher, public std::enable_shared_from_this<Socket>
   // Incoming. A head is complete once it has head_bytes, which may depend on its beginning; errors are thrown.
   virtual size_t head_bytes(const uint8_t* head, size_t have) const = 0;
   virtual void on_head(const uint8_t* head) = 0;  // may call expect()
+  virtual void on_payload() {}                    // some of it has come: payload_left() is still to come
   virtual void on_payload_end() = 0;
   virtual void before_payload() {}        // memory is about to be written
   virtual size_t read_ahead() const = 0;  // how much to ask for behind the payload at hand
@@ -60,6 +61,7 @@ class Socket : public Loop::Watcher, public std::enable_shared_from_this<Socket>
   void receive();
   int payload_parts(iovec* parts, uint64_t* bytes) const;
   void feed(const uint8_t* data, size_t length);
+  void arrived(uint64_t length);
   void store(const uint8_t* data, size_t length);
   void send_some();
   bool send_sealed(uint64_t* budget);

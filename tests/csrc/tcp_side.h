@@ -81,13 +81,15 @@ class TcpSide final : public TestHost, private Loop::Watcher {
     });
   }
 
-  OpRef start(Verb verb, const RemoteRegion& remote, const View& remote_view, void* local, const View& local_view) {
+  OpRef start(Verb verb, const RemoteRegion& remote, const View& remote_view, void* local, const View& local_view,
+              const BlockSums& sums = {}) {
     auto op = std::make_shared<Op>();
     op->verb = verb;
     op->remote = std::make_shared<const RemoteRegion>(remote);
     op->remote_view = remote_view;
     op->local = static_cast<uint8_t*>(local);
     op->local_view = local_view;
+    op->block_sums = sums;
     op->peer_name = info_.name;
     op->loop = std::shared_ptr<Loop>(std::shared_ptr<void>(), &loop_);  // who waits may lead it
     op->submitted = Clock::now();
@@ -95,8 +97,8 @@ class TcpSide final : public TestHost, private Loop::Watcher {
     loop_.run([this, op] { link_->start_on_loop(op); });
     return op;
   }
-  OpRef read(const RemoteRegion& remote, uint64_t offset, void* local, uint64_t length) {
-    return start(Verb::read, remote, View::contiguous(offset, length), local, View::contiguous(0, length));
+  OpRef read(const RemoteRegion& remote, uint64_t offset, void* local, uint64_t length, const BlockSums& sums = {}) {
+    return start(Verb::read, remote, View::contiguous(offset, length), local, View::contiguous(0, length), sums);
   }
   OpRef write(const RemoteRegion& remote, uint64_t offset, const void* local, uint64_t length) {
     return start(Verb::write, remote, View::contiguous(offset, length), const_cast<void*>(local),
