@@ -521,6 +521,39 @@ def test_a_map_outlives_its_buffer_and_its_engine(owner: Engine, reader: Engine)
     assert bool((data == 5).all())
 
 
+def test_many_tensors_in_one_region(owner: Engine, reader: Engine) -> None:
+    room = zeros(96, dtype=torch.uint8, engine=owner)
+    whole = RDMABuffer(room, access="read", engine=owner)
+    numbers, odd = room[8:72].view(torch.float64).copy_(torch.arange(8)), room[80:83].fill_(7)
+    parts = [whole.part_at(numbers), whole.part_at(odd), whole.part_at(numbers.view(2, 4).t())]
+    other = RDMABuffer(torch.ones(2), engine=owner)
+    told = json.loads(json.dumps(RDMABuffer.many_to_json([*parts, other])))
+    assert len(told[0]) == 2  # regions
+    for buffer, wanted in zip(
+        RDMABuffer.many_from_json(told, engine=reader),
+        [numbers, odd, numbers.view(2, 4).t(), torch.ones(2)],
+        strict=True,
+    ):
+        found = torch.zeros(buffer.shape, dtype=buffer.dtype)
+        buffer.read_into(found).get()
+        assert torch.equal(found, wanted)
+    for elsewhere in (torch.zeros(3), room.new_zeros(96)):
+        with pytest.raises(errors.OutOfBounds, match="not within this buffer"):
+            whole.part_at(elsewhere)
+    for malformed in (
+        None,
+        [[], [[0, True, None]]],
+        [["?"], []],
+        [told[0], [[-1, *told[1][0][1:]]]],
+        [told[0], [[9, 1, told[1][0][2]]]],
+    ):
+        with pytest.raises(errors.ProtocolError, match="handles of buffers are malformed"):
+            RDMABuffer.many_from_json(malformed, engine=reader)
+    whole.drop().get()
+    with pytest.raises(errors.AccessDenied, match="was dropped"):
+        RDMABuffer.many_to_json(parts)
+
+
 def test_maps_are_given_back(owner: Engine, reader: Engine) -> None:
     def mappings() -> int:
         with open("/proc/self/maps") as maps:

@@ -104,7 +104,7 @@ class OfferedState:
         self._engine = engine or default_engine()
         self._memory, self._as_local, self._replica, self._is_summed = memory, as_local, replica, checksums
         tensors, self._structure = taken_apart(state, as_local)
-        self._copies = _room_for(tensors, self._engine) if memory == "copy" else {}
+        room, self._copies = _room_for(tensors, self._engine) if memory == "copy" else (None, {})
         served = {name: _as_before(tensors[name], copy) for name, copy in self._copies.items()} or tensors
         self._checksums = self._copied(tensors, {}) if memory == "in_place" else {}
         placed = {name: layout for name, layout in (layouts or {}).items() if name in tensors}
@@ -113,7 +113,7 @@ class OfferedState:
         self._publication: Publication | None = None
         if tensors:
             options: dict[str, Any] = {"rank": rank, "ranks": ranks, "layouts": placed, "engine": self._engine}
-            self._publication = publish(served, "state", version=version, **options)
+            self._publication = publish(served, "state", version=version, room=room, **options)
         self._version = version
         if memory == "copy":
             self._checksums = self._copied(tensors, self._copies)
@@ -192,7 +192,7 @@ def fetch_state(
     engine = engine or default_engine()
     sources = _as_one_job(given, engine)
     offered = [offer for offer, _ in sources.values()]
-    targets = _new_tensors(offered) if into is None else taken_apart(into, as_local=False)[0]
+    targets = _new_tensors(offered) if into is None else _leaves(into)
     if into is not None and set(targets) != set(offered[0].tensors):
         differ = sorted(set(targets) ^ set(offered[0].tensors))
         raise ConfigError(f"into and the state that is offered have not the same tensors: they differ in {differ[:5]}")
@@ -236,7 +236,10 @@ def _as_one_job(offers: Sequence[StateOffer], engine: Engine) -> dict[int, tuple
         found[number] = offer, each.checksums or {}
     layouts = _layouts_of(found)
     for number, (offer, sums) in found.items():
-        tensors = {name: replace(tensor, layout=layouts.get(name)) for name, tensor in offer.tensors.items()}
+        tensors = {
+            name: tensor if tensor.layout is layouts.get(name) else replace(tensor, layout=layouts.get(name))
+            for name, tensor in offer.tensors.items()
+        }
         found[number] = replace(offer, rank=number, ranks=1 + max(found), tensors=tensors), sums
     return found
 
@@ -264,6 +267,16 @@ def _layouts_of(offers: Mapping[int, tuple[Offer, Checksums]]) -> dict[str, BoxL
 # --- states as trees
 
 
+def _leaves(state: Any) -> dict[str, Tensor]:
+    """Its tensors by their path."""
+    leaves, _ = pytree.tree_flatten_with_path(state)
+    return {_name_of(path): leaf.detach() for path, leaf in leaves if isinstance(leaf, Tensor)}
+
+
+def _name_of(path: Any) -> str:
+    return pytree.keystr(path) or "state"
+
+
 def taken_apart(state: Any, as_local: bool) -> tuple[dict[str, Tensor], bytes]:
     """Tensors by their path, and the tree with places in their stead, pickled."""
     leaves, spec = pytree.tree_flatten_with_path(state)
@@ -273,7 +286,7 @@ def taken_apart(state: Any, as_local: bool) -> tuple[dict[str, Tensor], bytes]:
         if not isinstance(leaf, Tensor):
             places.append(leaf)
             continue
-        name = pytree.keystr(path) or "state"
+        name = _name_of(path)
         is_part = as_local and isinstance(leaf, DTensor)
         tensors[name] = local_tensor(leaf).detach() if is_part else leaf.detach()
         places.append(_Place(name, _spec(leaf) if is_part else None))
@@ -305,15 +318,15 @@ def _local(tensor: Tensor) -> Tensor:
     return local_tensor(tensor).detach()  # in this order: detached, one of a foreign mesh is empty
 
 
-def _room_for(tensors: Mapping[str, Tensor], engine: Engine) -> dict[str, Tensor]:
-    """One piece of memory that readers can map, with a place for each tensor's local part."""
+def _room_for(tensors: Mapping[str, Tensor], engine: Engine) -> tuple[Tensor, dict[str, Tensor]]:
+    """One piece of memory that readers can map, and in it a place for each tensor's local part."""
     places: dict[str, int] = {}
     end = 0
     for name, tensor in tensors.items():
         places[name] = end
         end += -(-_local(tensor).nbytes // _ALIGNMENT) * _ALIGNMENT
     room: Tensor = empty(end, dtype=torch.uint8, engine=engine)
-    return {
+    return room, {
         name: room[at : at + _local(tensors[name]).nbytes].view(tensors[name].dtype).view(_local(tensors[name]).shape)
         for name, at in places.items()
     }

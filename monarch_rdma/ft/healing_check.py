@@ -150,7 +150,6 @@ class Verification:
         arriving, target = self._arriving[name], self._targets[name]
         self._verified[name] = 0
         arriving.edges.clear()
-        flat = target.view(-1).view(torch.uint8) if arriving.runs else target
         for run in self._joined(name, arriving.runs):
             sums = self._sums[run.rank][name]
             begin = -(-run.first // BLOCK)
@@ -167,6 +166,7 @@ class Verification:
             if low == high:
                 continue
             if run.sums is None:
+                flat = target.view(-1).view(torch.uint8)
                 found = _sums(flat[low + run.shift : high + run.shift], self._engine)
             else:
                 found = run.sums[begin - run.first // BLOCK :][: end - begin].tolist()
@@ -177,6 +177,8 @@ class Verification:
 
     def _joined(self, name: str, runs: list[_Run]) -> list[_Run]:
         """Runs that go on in each other, from owners with the same part."""
+        if len(runs) == 1:
+            return runs
         by_part: dict[tuple[int, tuple[int, ...]], list[_Run]] = {}
         for run in runs:
             by_part.setdefault((run.shift, tuple(self._sums[run.rank][name])), []).append(run)
@@ -219,9 +221,9 @@ class Verification:
 
 def _difference(name: str, rank: int, found: list[int], sums: list[int], begin: int) -> str:
     """Between the sums of blocks from `begin` on and those that were offered, in words."""
-    wrong = [begin + i for i, (a, b) in enumerate(zip(found, sums, strict=True)) if a != b]
-    if not wrong:
+    if found == sums:
         return ""
+    wrong = [begin + i for i, (a, b) in enumerate(zip(found, sums, strict=True)) if a != b]
     where = f"the first one at byte {wrong[0] * BLOCK}"
     return f"{len(wrong)} of {len(sums)} blocks of {name} are not what rank {rank} has offered, {where}"
 

@@ -30,7 +30,7 @@ __all__ = ["OneSidedTransport", "Received"]
 
 T = TypeVar("T")
 Shapes = dict[str, tuple[tuple[int, ...], torch.dtype]]  # and dtypes
-_PART = 64 << 20  # bytes of tensors that are offered together
+_FIRST_PART, _PART = 4 << 20, 64 << 20  # bytes of tensors that are offered together: soon, then with less to do
 _AT_ONCE = 2  # parts that are read, so that one moves while another one is checked
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.001, 0.005  # seconds between looks for what is not offered yet
 
@@ -254,13 +254,13 @@ def _alike(into: Mapping[str, Tensor], shapes: Shapes) -> dict[str, Tensor] | No
 
 
 def _parts_of(tensors: Mapping[str, Tensor]) -> Sequence[dict[str, Tensor]]:
-    """In order, each of about _PART bytes."""
+    """In order, each of about twice as many bytes as the one before, up to _PART."""
     parts: list[dict[str, Tensor]] = []
-    room = 0
+    room, size = 0, min(_FIRST_PART, _PART)
     for name, tensor in tensors.items():
         if room <= 0:
             parts.append({})
-            room = _PART
+            room, size = size, min(2 * size, _PART)
         parts[-1][name] = tensor
         room -= tensor.nbytes
     return parts

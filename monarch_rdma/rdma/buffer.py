@@ -6,6 +6,7 @@ import base64
 import json
 import sys
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from typing import Any
 
 from ..errors import AccessDenied, ConfigError, OutOfBounds, ProtocolError, RegistrationError
@@ -95,6 +96,11 @@ class RDMABuffer:
         return tuple(stride // self._view.itemsize for stride in self._view.strides)
 
     @property
+    def is_contiguous(self) -> bool:
+        """Whether its elements lie one after another, in row-major order."""
+        return self._flat_offset >= 0
+
+    @property
     def owner(self) -> str:
         """Name of the process that holds the memory."""
         return self._remote.owner
@@ -121,7 +127,9 @@ class RDMABuffer:
         OutOfBounds where they are not all between its first and last byte, or a number is negative.
         """
         view, whole, strides = self._view, tuple(size), tuple(stride)
-        steps = tuple(step * view.itemsize for step in strides)
+        steps = tuple([step * view.itemsize for step in strides])
+        if not offset and whole == view.shape and steps == view.strides:
+            return self
         part = View(view.dtype, view.itemsize, whole, steps, view.offset + offset * view.itemsize)
         good = len(whole) == len(steps) and min((offset, *whole, *steps), default=0) >= 0
         if not good or (part.nbytes and part.offset + part.extent > view.offset + view.extent):
@@ -129,6 +137,16 @@ class RDMABuffer:
                 f"size {whole}, stride {strides}, offset {offset} reach outside of a buffer of shape {self.shape}"
             )
         return self._of(self._remote, part, self._is_tensor)
+
+    def part_at(self, data: Any) -> RDMABuffer:
+        """A handle on `data`, of whatever shape and dtype, which lies within the memory of this buffer of this process.
+        Dropping it drops the whole. ConfigError, OutOfBounds.
+        """
+        whole, memory = self._own_region("part_at").memory, memory_of(data, "data", devices=True)
+        part = replace(memory.view, offset=memory.address - whole.address)
+        if part.nbytes and not self._view.offset <= part.offset <= self._view.offset + self._view.extent - part.extent:
+            raise OutOfBounds(f"data of shape {part.shape} is not within this buffer of shape {self.shape}")
+        return self._of(self._remote, part, memory.tensor is not None)
 
     def __repr__(self) -> str:
         return f"<RDMABuffer of {self._nbytes} bytes: {self._view.dtype} {list(self.shape)}>"
@@ -303,16 +321,20 @@ class RDMABuffer:
 
     def to_bytes(self) -> bytes:
         """The handle in a form that is safe to load from anybody: JSON. The memory stays alive until it is dropped."""
-        ours = self._remote.ours
-        if ours is not None:
-            self._engine()  # refuses a closed one
-            if ours.is_dropped:
-                raise AccessDenied("the buffer was dropped; its handle is of no use to anybody", operation="pickle")
-            ours.let_out()
+        self._let_out()
         descriptor = base64.b64encode(self._remote.descriptor).decode()
         return json.dumps(
             [_BLOB_VERSION, descriptor, self._is_tensor, self._view.to_json()], separators=(",", ":")
         ).encode()
+
+    def _let_out(self) -> None:
+        """Its handle goes to another process."""
+        ours = self._remote.ours
+        if ours is not None:
+            ours.handle  # noqa: B018, refuses a closed one
+            if ours.is_dropped:
+                raise AccessDenied("the buffer was dropped; its handle is of no use to anybody", operation="pickle")
+            ours.let_out()
 
     @classmethod
     def from_bytes(cls, data: bytes, *, engine: Engine | None = None) -> RDMABuffer:
@@ -329,6 +351,31 @@ class RDMABuffer:
                 f"a buffer's handle of version {version!r:.20}; this library reads version {_BLOB_VERSION}"
             )
         return cls._of(RemoteRegion(engine, raw), View.from_json(view), is_tensor is True)
+
+    @staticmethod
+    def many_to_json(buffers: Iterable[RDMABuffer]) -> list[Any]:
+        """The handles of many, for a JSON text: each region is in it once."""
+        regions: dict[bytes, int] = {}
+        rows = []
+        for buffer in buffers:
+            which = regions.get(buffer._remote.descriptor)
+            if which is None:
+                buffer._let_out()
+                which = regions[buffer._remote.descriptor] = len(regions)
+            rows.append([which, buffer._is_tensor, buffer._view.to_json()])
+        return [[base64.b64encode(descriptor).decode() for descriptor in regions], rows]
+
+    @classmethod
+    def many_from_json(cls, data: Any, *, engine: Engine | None = None) -> list[RDMABuffer]:
+        """These buffers; those of one region share it. ProtocolError where it is malformed."""
+        try:
+            descriptors, rows = data
+            regions = [RemoteRegion(engine, base64.b64decode(each, validate=True)) for each in descriptors]
+            if not all(type(which) is int and which >= 0 for which, _, _ in rows):
+                raise ValueError("a region's number")
+            return [cls._of(regions[which], View.from_json(view), is_tensor is True) for which, is_tensor, view in rows]
+        except (TypeError, ValueError, IndexError) as error:
+            raise ProtocolError(f"handles of buffers are malformed: {error}") from error
 
     def __copy__(self) -> RDMABuffer:
         return self  # nothing in it can change

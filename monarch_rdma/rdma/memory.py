@@ -49,11 +49,22 @@ class Memory:
             return self.stream
         return int(_loaded["torch"].cuda.current_stream(self.tensor.device).cuda_stream)
 
+    def part(self, shape: tuple[int, ...], strides: tuple[int, ...], offset: int) -> Memory:
+        """These elements of it, which are in it, as torch.as_strided has them."""
+        view = self.view
+        steps = tuple([stride * view.itemsize for stride in strides])
+        if not offset and shape == view.shape and steps == view.strides:
+            return self
+        part, address = View(view.dtype, view.itemsize, shape, steps), self.address + offset * view.itemsize
+        return Memory(address, part, self.writable, self.pin, self.tensor, self.on_device, self.stream)
+
 
 def memory_of(obj: Any, argument: str, *, devices: bool = False) -> Memory:
-    """The memory of obj. ConfigError naming `argument` where it has none that this process can reach, or is memory of a
-    GPU where `devices` says that only the host's will do.
+    """The memory of obj, which may be one. ConfigError naming `argument` where it has none that this process can reach,
+    or is memory of a GPU where `devices` does not say that this will do.
     """
+    if isinstance(obj, Memory):
+        return obj
     torch: Any = _loaded.get("torch")
     if isinstance(obj, getattr(torch, "Tensor", ())):  # another thread may be just importing it
         return _of_tensor(torch, obj, argument, devices)

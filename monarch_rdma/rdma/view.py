@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import cached_property
 from operator import index as to_index
 from typing import Any
 
 from .._engine import ffi
 from ..errors import ConfigError, OutOfBounds, ProtocolError
+from ..once import once
 
 __all__ = ["View", "contiguous_strides", "merge"]
 
@@ -61,26 +61,26 @@ class View:
     strides: tuple[int, ...]
     offset: int = 0
 
-    @cached_property
+    @once
     def nbytes(self) -> int:
         return self.itemsize * math.prod(self.shape)
 
-    @cached_property
+    @once
     def merged(self) -> tuple[int, list[int], list[int]]:
         return merge(self.shape, self.strides, self.itemsize)
 
-    @property
+    @once
     def is_contiguous(self) -> bool:
         return not self.merged[1]
 
-    @cached_property
+    @once
     def extent(self) -> int:
         """Bytes from `offset` to one past the furthest byte; 0 where there are none."""
         if self.nbytes == 0 or self.is_contiguous:
             return self.nbytes
         return self.itemsize + sum((count - 1) * stride for count, stride in zip(self.shape, self.strides, strict=True))
 
-    @cached_property
+    @once
     def overlaps_itself(self) -> bool:
         """Whether two elements may share a byte. Nested strides are told apart; stranger ones count as overlapping."""
         reach, counts, steps = self.merged
@@ -90,7 +90,7 @@ class View:
             reach += (count - 1) * stride
         return False
 
-    @cached_property
+    @once
     def c_view(self) -> Any:
         """This as an `mr_view *`."""
         run, counts, steps = self.merged

@@ -17,7 +17,7 @@ __all__ = ["AnyLayout", "Offer", "OfferedTensor", "sources_of"]
 
 AnyLayout = Layout | BoxLayout
 
-_FORMAT = 1
+_FORMAT = 2
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,17 @@ class Offer:
     def to_bytes(self) -> bytes:
         """In a form that is safe to load from anybody. What it names stays alive until it is dropped."""
         layouts: dict[AnyLayout, int] = {}
+        buffers: list[RDMABuffer] = []
         rows = []
         for name, tensor in self.tensors.items():
             which = None if tensor.layout is None else layouts.setdefault(tensor.layout, len(layouts))
-            handle = None if tensor.buffer is None else tensor.buffer.to_bytes().decode()
-            rows.append([name, which, tensor.dtype, tensor.shape, handle])
+            buffer = None if tensor.buffer is None else len(buffers)
+            buffers += [] if tensor.buffer is None else [tensor.buffer]
+            rows.append([name, which, tensor.dtype, tensor.shape, buffer])
         header = {"format": _FORMAT, "name": self.name, "rank": self.rank, "ranks": self.ranks, "host": self.host}
         header |= {"incarnation": self.incarnation, "word": self.word.to_bytes().decode()}
         header |= {"layouts": [to_json(layout) for layout in layouts], "tensors": rows}
+        header |= {"buffers": RDMABuffer.many_to_json(buffers)}
         return json.dumps(header, separators=(",", ":")).encode()
 
     @classmethod
@@ -68,7 +71,8 @@ class Offer:
             if fields["format"] != _FORMAT:
                 raise ValueError(f"format {fields['format']!r:.20}; this library reads {_FORMAT}")
             layouts = [from_json(layout) for layout in fields["layouts"]]
-            tensors = {row[0]: _tensor(row, layouts, engine) for row in fields["tensors"]}
+            buffers = RDMABuffer.many_from_json(fields["buffers"], engine=engine)
+            tensors = {row[0]: _tensor(row, layouts, buffers) for row in fields["tensors"]}
             numbers = [fields[key] for key in ("rank", "ranks", "incarnation")]
             if not all(type(number) is int and number >= 0 for number in numbers):
                 raise ValueError(f"numbers {numbers!r:.80}")
@@ -82,8 +86,8 @@ class Offer:
         return Offer.from_bytes, (self.to_bytes(),)
 
 
-def _tensor(row: Any, layouts: Sequence[AnyLayout], engine: Engine | None) -> OfferedTensor:
-    name, which, dtype, shape, handle = row
+def _tensor(row: Any, layouts: Sequence[AnyLayout], buffers: Sequence[RDMABuffer]) -> OfferedTensor:
+    name, which, dtype, shape, buffer = row
     if not isinstance(name, str) or not isinstance(dtype, str):
         raise ValueError(f"tensor {name!r:.80}")
     itemsize(dtype)
@@ -91,8 +95,7 @@ def _tensor(row: Any, layouts: Sequence[AnyLayout], engine: Engine | None) -> Of
     whole = tuple(shape)
     if not all(type(n) is int and n >= 0 for n in whole) or (layout is not None and layout.shape != whole):
         raise ValueError(f"shape {shape!r:.80} of {name!r:.80}")
-    buffer = None if handle is None else RDMABuffer.from_bytes(handle.encode(), engine=engine)
-    return OfferedTensor(layout, dtype, whole, buffer)
+    return OfferedTensor(layout, dtype, whole, None if buffer is None else buffers[buffer])
 
 
 def sources_of(offers: Sequence[Offer]) -> dict[str, TensorSpec]:

@@ -12,10 +12,11 @@ import torch
 
 from ..errors import ConfigError
 from ..rdma import BlockSums, Future, RDMABuffer
+from ..rdma.memory import memory_of
 from ..rdma.view import contiguous_strides
 from .plan import Copies, TensorCopies
 
-__all__ = ["Read", "Run", "Staging", "Strided", "ends_of", "part_of", "reads_of", "rows_of"]
+__all__ = ["Read", "Run", "Staging", "Strided", "Target", "ends_of", "part_of", "reads_of", "rows_of"]
 
 
 @dataclass(frozen=True)
@@ -47,6 +48,17 @@ class Strided:
 
     def permuted(self, order: Sequence[int]) -> Strided:
         return Strided(tuple(self.shape[d] for d in order), tuple(self.strides[d] for d in order), self.offset)
+
+
+class Target:
+    """A tensor that is read into, and where its memory is."""
+
+    def __init__(self, tensor: torch.Tensor, argument: str) -> None:
+        """ConfigError naming `argument` where it has no memory that can be reached."""
+        self.tensor = tensor
+        self.memory = memory_of(tensor, argument, devices=True)
+        self.strides = tensor.stride()
+        self.is_contiguous = tensor.is_contiguous()
 
 
 @dataclass(frozen=True)
@@ -126,7 +138,7 @@ def reads_of(
     tensor: TensorCopies,
     copies: Copies,
     buffers: Mapping[int, Mapping[str, RDMABuffer]],
-    target: torch.Tensor,
+    target: Target,
     staging: Staging,
     most_bytes: int | None = None,
     *,
@@ -137,24 +149,24 @@ def reads_of(
     `sums_of`: reads of one run each have checksums made, of blocks of so many bytes of the owner's tensor.
     ConfigError where a rank's buffer is missing or not what was planned.
     """
-    is_staged = tensor.is_cast or list(copies.permutation) != sorted(copies.permutation)
+    is_staged = tensor.is_cast or not copies.is_in_order
     dtype: torch.dtype = getattr(torch, tensor.source_dtype)
-    ranks = sorted(set(copies.source.tolist()))
-    checked = {rank: _buffer(buffers, rank, tensor, copies) for rank in ranks}
+    checked = {rank: _buffer(buffers, rank, tensor, copies) for rank in copies.ranks}
     limits = [limit for limit in (most_bytes, staging.slot_bytes if is_staged else None) if limit is not None]
     laid_out = tuple((rank, buffer.shape, buffer.strides) for rank, buffer in checked.items())
-    for cut in _cuts(copies, min(limits) // dtype.itemsize if limits else None, laid_out, target.stride()):
-        buffer, there = checked[cut.rank], cut.there
-        nbytes = math.prod(there.shape) * dtype.itemsize
+    for cut in _cuts(copies, min(limits) // dtype.itemsize if limits else None, laid_out, target.strides):
+        buffer, there, here = checked[cut.rank], cut.there, cut.here
+        nbytes = cut.elements * dtype.itemsize
         source = buffer.as_strided(there.shape, there.strides, there.offset)
-        into = part_of(target, cut.here)
         if not is_staged:
             run = None if sums_of is None else _run(cut, buffer, target, sums_of)
-            start = source.prepare_read(into, bulk=bulk, sums=run.sums if run else None)
+            memory = target.memory.part(here.shape, here.strides, here.offset)
+            start = source.prepare_read(memory, bulk=bulk, sums=run.sums if run else None)
             yield Read(cut.rank, tensor, cut.one, nbytes, start, run=run)
             continue
-        slot, memory = staging.take(dtype, there.shape)
-        yield Read(cut.rank, tensor, cut.one, nbytes, source.prepare_read(memory), partial(into.copy_, memory), slot)
+        slot, slot_memory = staging.take(dtype, there.shape)
+        unpack = partial(part_of(target.tensor, here).copy_, slot_memory)
+        yield Read(cut.rank, tensor, cut.one, nbytes, source.prepare_read(slot_memory), unpack, slot)
 
 
 @dataclass(frozen=True)
@@ -167,6 +179,7 @@ class _Cut:
     rank: int
     there: Strided
     here: Strided
+    elements: int
     run: tuple[int, int, int] | None
 
 
@@ -186,17 +199,18 @@ def _cuts(
         ends = ends_of(one, strides, target_strides)
         there, here = ends if strides == in_order else ends_of(one, in_order, target_strides)
         is_run = there.is_run and here.is_run
-        run = (there.offset, math.prod(there.shape), here.offset) if is_run else None
-        cuts.append(_Cut(one, rank, *ends, run))
+        elements = math.prod(there.shape)
+        run = (there.offset, elements, here.offset) if is_run else None
+        cuts.append(_Cut(one, rank, *ends, elements, run))
     return tuple(cuts)
 
 
-def _run(cut: _Cut, buffer: RDMABuffer, target: torch.Tensor, block_bytes: int) -> Run | None:
+def _run(cut: _Cut, buffer: RDMABuffer, target: Target, block_bytes: int) -> Run | None:
     """A cut's run: in the owner's memory its elements may lie in another order."""
-    if cut.run is None or not target.is_contiguous():
+    if cut.run is None or not target.is_contiguous:
         return None
-    first, nbytes, here = (n * target.element_size() for n in cut.run)
-    is_plain = target.device.type == "cpu" and buffer.strides == contiguous_strides(buffer.shape, 1)
+    first, nbytes, here = (n * target.memory.view.itemsize for n in cut.run)
+    is_plain = not target.memory.on_device and buffer.is_contiguous
     is_summed = is_plain and BlockSums.fits(first, nbytes, buffer.size())
     return Run(first, nbytes, here, BlockSums(first, nbytes, buffer.size(), block_bytes) if is_summed else None)
 

@@ -20,7 +20,7 @@ from ..rdma import BULK_BYTES, Future, RDMABuffer
 from .plan import Plan, TensorCopies
 from .plan.geometry import Layout
 from .plan.replacement import replaced
-from .reads import Read, Staging, reads_of
+from .reads import Read, Staging, Target, reads_of
 from .units import Units
 from .version import RemoteWord
 
@@ -73,6 +73,7 @@ class Reshard:
         units: Units | None = None,
         sums_of: int | None = None,
         at_once: bool = False,
+        called: str = "targets",
     ) -> None:
         """`buffers`: for each rank of the sources its local tensors by name, this rank's too. `targets`: this rank's
         local tensors. `layouts`: of the sources; with them the part of a rank that is lost is read from others that
@@ -80,6 +81,7 @@ class Reshard:
         `staging_bytes`: the most that values of another dtype or order of axes wait in. `units`: in whose order the
         targets are filled, by reads that are no larger; None for the order that is fast. `sums_of`: as in reads_of.
         `at_once`: for what is carried out once: the first run prepares reads, in the plan's order, while others move.
+        `called`: the targets, in errors.
 
         ConfigError where a buffer or target is missing, or is not what was planned.
         """
@@ -92,7 +94,7 @@ class Reshard:
         self._units = units
         self._sums_of = sums_of
         self._is_bulk = plan.bytes_moved + plan.bytes_here >= BULK_BYTES
-        self._targets = {tensor.target: _checked_target(tensor, targets) for tensor in plan.tensors}
+        self._targets = {tensor.target: _checked_target(tensor, targets, called) for tensor in plan.tensors}
         self._reads: list[Read] = []
         self._unprepared = deque(plan.tensors)
         if not at_once:
@@ -345,7 +347,7 @@ class _Run:
             self.progress(self.done, self.total)
 
 
-def _checked_target(tensor: TensorCopies, targets: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def _checked_target(tensor: TensorCopies, targets: Mapping[str, torch.Tensor], called: str) -> Target:
     try:
         target = targets[tensor.target]
     except KeyError:
@@ -353,10 +355,10 @@ def _checked_target(tensor: TensorCopies, targets: Mapping[str, torch.Tensor]) -
     name = str(target.dtype).removeprefix("torch.")
     if name != tensor.target_dtype:
         raise ConfigError(f"target {tensor.target!r} is {name}, but was planned as {tensor.target_dtype}")
-    needed = tensor.copies.target_extent()
+    needed = tensor.copies.target_extent
     if target.ndim != len(needed) or any(n > have for n, have in zip(needed, target.shape, strict=True)):
         raise ConfigError(f"target {tensor.target!r} has shape {tuple(target.shape)}, but the plan fills {needed}")
-    return target.detach()
+    return Target(target.detach(), f"{called}[{tensor.target!r}]")
 
 
 def _in_turns(reads: list[Read], rank: int) -> list[Read]:
@@ -375,5 +377,5 @@ def _in_turns(reads: list[Read], rank: int) -> list[Read]:
 
 
 def _described(read: Read) -> str:
-    extents = zip(read.copies.target_at[0].tolist(), read.copies.target_extent(), strict=True)
+    extents = zip(read.copies.target_at[0].tolist(), read.copies.target_extent, strict=True)
     return f"{read.tensor.target}[{', '.join(f'{low}:{high}' for low, high in extents)}]"

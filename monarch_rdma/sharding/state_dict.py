@@ -49,6 +49,7 @@ def publish(
     layouts: Mapping[str, AnyLayout] | None = None,
     rank: int | None = None,
     ranks: int | None = None,
+    room: torch.Tensor | None = None,
     engine: Engine | None = None,
 ) -> Publication:
     """Offers the tensors of a module or state dict to readers, from each rank that has a part of them.
@@ -58,7 +59,8 @@ def publish(
     tensors are; "shared", the same, moved into memory that readers on this host can map (the tensors stay the same
     objects); "copy", in a copy in such memory, which `Publication.publish` renews, so that readers and training are not
     in each other's way. `layouts`: of tensors that are not DTensors; other plain tensors are the same on all ranks.
-    `rank`, `ranks`: of torch.distributed where it is in use, else 0 of 1.
+    `rank`, `ranks`: of torch.distributed where it is in use, else 0 of 1. `room`: memory that all tensors in place lie
+    in, which is offered as one region: readers have less to look at.
 
     Raises ConfigError or RegistrationError, before anything is offered.
     """
@@ -76,7 +78,7 @@ def publish(
         local = local_tensor(tensor.detach())
         memory_of(local.resolve_conj().resolve_neg() if memory == "copy" else local, repr(key), devices=True)
     places = {key: _source_layout(key, tensor, given.get(key), rank) for key, tensor in tensors.items()}
-    return Publication(name, version, tensors, places, memory, rank, ranks, where, engine or default_engine())
+    return Publication(name, version, tensors, places, memory, rank, ranks, where, room, engine or default_engine())
 
 
 class Publication:
@@ -92,12 +94,14 @@ class Publication:
         rank: int,
         ranks: int,
         directory: Directory | None,
+        room: torch.Tensor | None,
         engine: Engine,
     ) -> None:
         self._sources = {key: local_tensor(tensor.detach()) for key, tensor in tensors.items()}
         self._copies: dict[str, torch.Tensor] = {}
         self._word = VersionWord(version, engine=engine)
         self._buffers: list[RDMABuffer] = []
+        self._room = RDMABuffer(room, access="read", engine=engine) if room is not None and room.numel() else None
         try:
             offered = {
                 key: self._offered(key, layouts[key], tuple(tensors[key].shape), memory, engine)
@@ -114,9 +118,14 @@ class Publication:
         self, key: str, layout: AnyLayout | None, shape: tuple[int, ...], memory: str, engine: Engine
     ) -> OfferedTensor:
         served = self._served(key, self._sources[key], memory, engine)
-        buffer = RDMABuffer(served, access="read", engine=engine) if served.numel() else None
-        self._buffers += [buffer] if buffer is not None else []
+        buffer = self._buffer(served, engine) if served.numel() else None
         return OfferedTensor(layout, dtype_name(served.dtype), shape if layout is None else layout.shape, buffer)
+
+    def _buffer(self, served: torch.Tensor, engine: Engine) -> RDMABuffer:
+        if self._room is not None:
+            return self._room.part_at(served)
+        self._buffers.append(RDMABuffer(served, access="read", engine=engine))
+        return self._buffers[-1]
 
     def _served(self, key: str, source: torch.Tensor, memory: str, engine: Engine) -> torch.Tensor:
         if memory == "copy":
@@ -151,10 +160,11 @@ class Publication:
 
     def close(self) -> None:
         """Ends access to the tensors; returns when no reader is in them any more. Copies are given back."""
-        for future in [buffer.drop() for buffer in self._buffers]:
+        for future in [buffer.drop() for buffer in (*self._buffers, *([self._room] if self._room else []))]:
             future.get()
         self._word.close()
         self._buffers.clear()
+        self._room = None
         self._copies.clear()
 
     def __enter__(self) -> Publication:
@@ -205,8 +215,6 @@ class Reader:
         self.tensors: dict[str, torch.Tensor] = _targets(into, specs, keys, dtype)
         if not self.tensors:
             raise ConfigError("there is nothing to fetch: no tensors, or keys that none of them has")
-        for key, tensor in self.tensors.items():
-            memory_of(local_tensor(tensor.detach()), f"into[{key!r}]", devices=True)
         if same_ranks is None:
             same_ranks = any(offer.incarnation == engine.incarnation for offer in offers)
         shift = 0 if same_ranks else 1 + max(int(spec.layout.ranks.max()) for spec in specs.values())
@@ -230,6 +238,7 @@ class Reader:
             units=units,
             sums_of=sums_of,
             at_once=at_once,
+            called="into",
         )
 
     def fetch(

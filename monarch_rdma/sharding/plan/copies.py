@@ -56,6 +56,17 @@ class Copies:
         columns = {name: getattr(self, name)[which] for name in ("source", *_COLUMNS, "run")}
         return Copies(self.permutation, **columns)
 
+    @cached_property
+    def ranks(self) -> tuple[int, ...]:
+        """That are read from."""
+        return tuple(sorted(set(self.source.tolist())))
+
+    @cached_property
+    def is_in_order(self) -> bool:
+        """Whether source and target have the same order of axes."""
+        return list(self.permutation) == sorted(self.permutation)
+
+    @cached_property
     def target_extent(self) -> Shape:
         """The shape that the target's local tensor has to have at least."""
         return _extent(self.target_at, self.target_step, self.size, self.count)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -82,6 +83,7 @@ class TensorSpec:
         return self._hash  # type: ignore[attr-defined,no-any-return]
 
 
+@lru_cache(64)
 def itemsize(dtype: str) -> int:
     """Bytes of an element of this dtype ("float32", "float8_e4m3fn", "bool", ...). PlanError for any other name."""
     if dtype in ("bool", "float4_e2m1fn_x2"):  # the latter: two numbers in one element
