@@ -13,7 +13,7 @@ from typing import Any
 
 from .._engine import ffi
 from ..errors import ConfigError, OutOfBounds, ProtocolError
-from ..once import once
+from .once import once
 
 __all__ = ["View", "contiguous_strides", "merge"]
 

@@ -1,4 +1,5 @@
 // Checksums of a read over the tcp lane, made as its bytes come.
+#include <list>
 #include <numeric>
 
 #include "check.h"
@@ -57,11 +58,12 @@ TEST(sums_of_all_that_comes) {
     options.bulk_tls = tls;
     options.secret = secret.data();
     options.secret_len = secret.size();
+    std::list<Bytes> memory;  // outlives the owner, which may be sending from it until it is closed
     TcpPair pair(options);
     pair.begin();
     for (const uint64_t size : {uint64_t{1}, uint64_t{9}, uint64_t{4099}, kMiB, 13 * kMiB + 5})
       for (const uint64_t first : {uint64_t{0}, size / 16 * 8}) {
-        const Bytes owned = counted(size);
+        const Bytes& owned = memory.emplace_back(counted(size));
         const SummedRead read(pair, owned, first);
         CHECK_EQ(TcpSide::wait(read.op), MR_OK);
         CHECK(read.are_made() && read.are_right(owned));
@@ -70,9 +72,9 @@ TEST(sums_of_all_that_comes) {
 }
 
 TEST(sums_of_many_reads_at_once) {
+  const Bytes owned = counted(300'000);
   TcpPair pair;
   pair.begin();
-  const Bytes owned = counted(300'000);
   std::list<SummedRead> reads;
   for (uint64_t i = 0; i < 40; ++i) reads.emplace_back(pair, owned, i * 7000);
   for (const SummedRead& read : reads) {
@@ -82,9 +84,9 @@ TEST(sums_of_many_reads_at_once) {
 }
 
 TEST(what_came_twice_has_no_sums) {
+  const Bytes owned = counted(32 * kMiB);
   TcpPair pair;
   pair.begin();
-  const Bytes owned = counted(32 * kMiB);
   pair.proxy.allow(Proxy::down, 6 * kMiB);  // half of a part
   const SummedRead read(pair, owned, 0);
   CHECK(pair.proxy.await_stall(Proxy::down));
@@ -96,9 +98,9 @@ TEST(what_came_twice_has_no_sums) {
 }
 
 TEST(a_cancelled_read_never_touches_its_sums_again) {
+  const Bytes owned = counted(32 * kMiB);
   TcpPair pair;
   pair.begin();
-  const Bytes owned = counted(32 * kMiB);
   pair.proxy.allow(Proxy::down, 3 * kMiB + 17);
   SummedRead read(pair, owned, 0);
   CHECK(pair.proxy.await_stall(Proxy::down));
