@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -91,9 +92,22 @@ class Watched:
         connections, packets = map(int, self.listener.line().split())
         return connections, packets
 
+    def there_run(self) -> set[int]:
+        """Process ids, as that host sees them."""
+        found = set()
+        for pid in self.there.processes():
+            with contextlib.suppress(OSError):  # it has ended
+                status = Path(f"/proc/{pid}/status").read_text()
+                found.add(int(status.partition("NSpid:")[2].split("\n")[0].split()[-1]))
+        return found
+
     def ends(self) -> None:
         self.listener.kill()
         self.cluster.ends()
+
+
+def pids_in(line: str) -> list[int]:
+    return [int(pid) for pid in line.translate({ord(sign): " " for sign in "[],"}).split()]
 
 
 @pytest.fixture
@@ -120,7 +134,7 @@ def test_heartbeats_go_once_per_pair_of_hosts(watched: Watched) -> None:
 @pytest.mark.parametrize("what", ["KILL", "STOP", "the agent", "the cable"])
 def test_who_watches_is_told_of_what_happens_on_another_host(watched: Watched, what: str) -> None:
     client = watched.client(2)
-    theirs = [int(pid) for pid in client.line().translate({ord(sign): " " for sign in "[],"}).split()]
+    theirs = pids_in(client.line())
     wait_until(lambda: watched.heard()[0] == 1, "heartbeats go on between more than the agents")
     if what == "the cable":
         watched.there.cut()
@@ -141,10 +155,14 @@ def test_who_watches_is_told_of_what_happens_on_another_host(watched: Watched, w
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
 def test_what_a_lost_process_owns_on_another_host_ends(watched: Watched, signal: str) -> None:
     client = watched.client(2)
-    client.line()
+    guests = pids_in(client.line())
     wait_until(lambda: watched.heard()[0] == 1, "heartbeats go on between more than the agents")
-    before = set(watched.there.processes())
-    watched.here.run("kill", f"-{signal}", client.line().split()[0])
-    wait_until(lambda: len(before & set(watched.there.processes())) == len(before) - 2, "its guests are left")
+    watched.here.run("kill", f"-{signal}", str(pids_in(client.line())[0]))
+    of_the_lost = set(guests[2:4])
+    wait_until(
+        lambda: not of_the_lost & watched.there_run(),
+        lambda: f"its guests {of_the_lost} are left: {watched.there.processes()}; {client.errors}",
+    )
+    assert set(guests) - of_the_lost <= watched.there_run()
     client.kill()
     watched.ends()
