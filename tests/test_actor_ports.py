@@ -531,7 +531,7 @@ def test_of_the_answers_through_copies_of_a_port_the_first_counts(answerers: Any
 
 def test_a_port_that_is_closed_waits_for_nobody(sources: Any) -> None:
     def waiting() -> int:
-        return sum(map(len, current_proc()._expecting.values()))
+        return sum(map(len, current_proc()._watches._expecting.values()))
 
     sources.value.call().get(LIMIT)
     gc.collect()

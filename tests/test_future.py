@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import os
 import signal
@@ -22,6 +23,7 @@ from knocks import without_knocks
 
 from monarch_rdma import errors
 from monarch_rdma.rdma import Engine, Future, RDMABuffer
+from monarch_rdma.rdma.completions import Completions
 
 SIZE = 32 << 20
 
@@ -220,6 +222,35 @@ def test_several_loops_await_one_future(owner: Engine, reader: Engine) -> None:
     for thread in threads:
         thread.join(30)
     assert [type(end) for end in ends] == [errors.PeerLost] * 3
+
+
+def test_loops_that_await_it_first_at_once(owner: Engine, reader: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    both, add = threading.Barrier(2), Completions.add
+
+    def add_together(self: Completions, op: Any) -> int:
+        with contextlib.suppress(threading.BrokenBarrierError):  # as it is where one at a time comes
+            both.wait(0.5)
+        return add(self, op)
+
+    monkeypatch.setattr(Completions, "add", add_together)
+    lost = reader.watch(owner.address)
+    ends: list[BaseException | None] = []
+
+    async def main() -> None:
+        waiting = asyncio.ensure_future(lost)
+        await asyncio.sleep(0)
+        begun.wait(30)
+        ends.extend(await asyncio.gather(waiting, return_exceptions=True))
+
+    begun = threading.Barrier(3)
+    threads = [threading.Thread(target=lambda: asyncio.run(main()), daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    begun.wait(30)
+    owner.close()
+    for thread in threads:
+        thread.join(30)
+    assert [type(end) for end in ends] == [errors.PeerLost] * 2
 
 
 def test_a_loop_that_ended_does_not_hold_up_the_next(owner: Engine, reader: Engine) -> None:

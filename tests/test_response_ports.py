@@ -271,7 +271,7 @@ class Pickler(Actor):
 
 def test_nothing_is_left_of_ports_that_were_sent_on(front: Any, holders: Any) -> None:
     def waiting() -> int:
-        return sum(map(len, current_proc()._expecting.values()))
+        return sum(map(len, current_proc()._watches._expecting.values()))
 
     holder = holders.slice(gpus=1)
     before = waiting()

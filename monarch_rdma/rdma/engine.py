@@ -121,6 +121,7 @@ class Engine:
         self.orphans: deque[Orphan] = deque()
         self._sweeping = threading.Lock()
         self.queues: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # event loop -> Completions
+        self.queues_lock = threading.Lock()
         self.peers: dict[str | bytes, Any] = {}  # by address, those that messages were sent to; see messages.py
         self.shared_blocks: dict[int, int] = {}  # size by address, of memory from shared.py
         self.anchor: Any = None  # what keeps that memory when we are closed

@@ -303,9 +303,11 @@ class Started(Future):
     def _waiter(self, loop: Any) -> Any:
         from .completions import Completions
 
-        if self._in_queue is None:
-            queue = Completions.of(self._engine, loop)  # type: ignore[arg-type]
-            self._in_queue = queue, queue.add(self.cell[0])
+        engine: Any = self._engine
+        with engine.queues_lock:  # several loops may come first at once, but an operation can be in one queue only
+            if self._in_queue is None:
+                queue = Completions.of(engine, loop)
+                self._in_queue = queue, queue.add(self.cell[0])
         queue, tag = self._in_queue
         if queue.belongs_to(loop):
             return queue.waiter(tag)
