@@ -80,7 +80,9 @@ def test_the_loss_under_faults_is_that_without(story: Any, tmp_path: Path) -> No
     assert len(opened.processes) > 2 * 3
     assert opened.written() == opened.written(by=process.pid)
     assert {path for path in opened.written() if not is_of_the_program(path)} == set()
-    assert {path for path in opened.read_since(began) if path.parent != tmp_path} == set()
+    # Other programs of this user, whose entries in the list of programs are looked at, may begin meanwhile.
+    younger = {path for path in opened.read_since(began) if path.parent != tmp_path and path.suffix != ".program"}
+    assert younger == set()
     run = read(tmp_path / "measured.json")
     assert run.group_rounds == faulted["steps"] / 20 and len(run.failures) == len(faulted["recoveries"])
     assert "The model of goodput, given the same faults" in out and 0.5 < replay(run).ratio < 2, out
