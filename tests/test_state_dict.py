@@ -352,10 +352,22 @@ def test_malformed_layouts_are_refused(data: Any) -> None:
         from_json(data)
 
 
-@pytest.mark.parametrize("damage", ["", "{}", "[]", "null", '{"format": 2}'])
+@pytest.mark.parametrize("damage", ["", "{}", "[]", "null", '{"format": 2}', '{"format": 3}'])
 def test_malformed_offers_are_refused(damage: str) -> None:
     with pytest.raises(ProtocolError, match="an offer of weights is malformed"):
         Offer.from_bytes(damage.encode())
+
+
+@pytest.mark.parametrize(("place", "what"), [(1, "layout"), (4, "buffer")])
+@pytest.mark.parametrize("number", [-1, 1, True, "0", 0.0, [0]])
+def test_offers_name_what_they_have(place: int, what: str, number: Any) -> None:
+    layout = Layout((4,), Mesh({"x": 1}), [Shard(0)])
+    with publish({"w": torch.ones(4)}, "w", layouts={"w": layout}) as publication:
+        fields = json.loads(publication.offer.to_bytes())
+        assert fields["tensors"][0][place] == 0
+        fields["tensors"][0][place] = number
+        with pytest.raises(ProtocolError, match=f"an offer of weights is malformed: {what}"):
+            Offer.from_bytes(json.dumps(fields).encode())
 
 
 def test_what_is_wrong_is_said(store: dist.Store, published: list[Publication]) -> None:

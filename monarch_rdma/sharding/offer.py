@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ConfigError, ProtocolError
 from ..rdma import Engine, RDMABuffer
@@ -18,6 +18,7 @@ __all__ = ["AnyLayout", "Offer", "OfferedTensor", "sources_of"]
 AnyLayout = Layout | BoxLayout
 
 _FORMAT = 2
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -91,11 +92,19 @@ def _tensor(row: Any, layouts: Sequence[AnyLayout], buffers: Sequence[RDMABuffer
     if not isinstance(name, str) or not isinstance(dtype, str):
         raise ValueError(f"tensor {name!r:.80}")
     itemsize(dtype)
-    layout = None if which is None else layouts[which]
+    layout = _numbered("layout", which, layouts)
     whole = tuple(shape)
     if not all(type(n) is int and n >= 0 for n in whole) or (layout is not None and layout.shape != whole):
         raise ValueError(f"shape {shape!r:.80} of {name!r:.80}")
-    return OfferedTensor(layout, dtype, whole, None if buffer is None else buffers[buffer])
+    return OfferedTensor(layout, dtype, whole, _numbered("buffer", buffer, buffers))
+
+
+def _numbered(what: str, number: Any, things: Sequence[T]) -> T | None:
+    if number is None:
+        return None
+    if type(number) is not int or not 0 <= number < len(things):
+        raise ValueError(f"{what} {number!r:.80}")
+    return things[number]
 
 
 def sources_of(offers: Sequence[Offer]) -> dict[str, TensorSpec]:
