@@ -203,9 +203,10 @@ def test_the_loop_runs_on_while_a_transfer_is_awaited(owner: Engine, reader: Eng
     asyncio.run(main())
 
 
-def test_several_loops_await_one_future(owner: Engine, reader: Engine) -> None:
+def ends_in_loops(count: int, owner: Engine, reader: Engine) -> list[type]:
+    """What a future of the owner's loss ended with in each of so many event loops, which await it side by side."""
     lost = reader.watch(owner.address)
-    begun = threading.Barrier(4)
+    begun = threading.Barrier(count + 1)
     ends: list[BaseException] = []
 
     async def main() -> None:
@@ -214,14 +215,18 @@ def test_several_loops_await_one_future(owner: Engine, reader: Engine) -> None:
         begun.wait(30)
         ends.extend(await asyncio.gather(waiting, return_exceptions=True))
 
-    threads = [threading.Thread(target=lambda: asyncio.run(main())) for _ in range(3)]
+    threads = [threading.Thread(target=lambda: asyncio.run(main()), daemon=True) for _ in range(count)]
     for thread in threads:
         thread.start()
     begun.wait(30)
     owner.close()
     for thread in threads:
         thread.join(30)
-    assert [type(end) for end in ends] == [errors.PeerLost] * 3
+    return [type(end) for end in ends]
+
+
+def test_several_loops_await_one_future(owner: Engine, reader: Engine) -> None:
+    assert ends_in_loops(3, owner, reader) == [errors.PeerLost] * 3
 
 
 def test_loops_that_await_it_first_at_once(owner: Engine, reader: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,24 +238,7 @@ def test_loops_that_await_it_first_at_once(owner: Engine, reader: Engine, monkey
         return add(self, op)
 
     monkeypatch.setattr(Completions, "add", add_together)
-    lost = reader.watch(owner.address)
-    ends: list[BaseException | None] = []
-
-    async def main() -> None:
-        waiting = asyncio.ensure_future(lost)
-        await asyncio.sleep(0)
-        begun.wait(30)
-        ends.extend(await asyncio.gather(waiting, return_exceptions=True))
-
-    begun = threading.Barrier(3)
-    threads = [threading.Thread(target=lambda: asyncio.run(main()), daemon=True) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    begun.wait(30)
-    owner.close()
-    for thread in threads:
-        thread.join(30)
-    assert [type(end) for end in ends] == [errors.PeerLost] * 2
+    assert ends_in_loops(2, owner, reader) == [errors.PeerLost] * 2
 
 
 def test_a_loop_that_ended_does_not_hold_up_the_next(owner: Engine, reader: Engine) -> None:

@@ -121,14 +121,17 @@ class Meeting:
     @property
     def contributed(self) -> tuple[int, ...]:
         """Steps of each that count: what is done from another state is lost."""
-        ahead = self.ahead
-        return tuple(standing.steps if rank in ahead else 0 for rank, standing in enumerate(self.standings))
+        return self._counted(lambda standing: standing.steps)
 
     @property
     def spans(self) -> tuple[int, ...]:
         """Steps that are in what each brings in, and count."""
+        return self._counted(lambda standing: standing.span)
+
+    def _counted(self, steps_of: Callable[[Standing], int]) -> tuple[int, ...]:
+        """Those of the replicas that are ahead, whose steps count; 0 of the others."""
         ahead = self.ahead
-        return tuple(standing.span if rank in ahead else 0 for rank, standing in enumerate(self.standings))
+        return tuple(steps_of(standing) if rank in ahead else 0 for rank, standing in enumerate(self.standings))
 
     @property
     def weight(self) -> float:

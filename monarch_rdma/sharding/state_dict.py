@@ -100,8 +100,8 @@ class Publication:
         self._sources = {key: local_tensor(tensor.detach()) for key, tensor in tensors.items()}
         self._copies: dict[str, torch.Tensor] = {}
         self._word = VersionWord(version, engine=engine)
-        self._buffers: list[RDMABuffer] = []
         self._room = RDMABuffer(room, access="read", engine=engine) if room is not None and room.numel() else None
+        self._buffers = [self._room] if self._room is not None else []  # to be dropped
         try:
             offered = {
                 key: self._offered(key, layouts[key], tuple(tensors[key].shape), memory, engine)
@@ -160,7 +160,7 @@ class Publication:
 
     def close(self) -> None:
         """Ends access to the tensors; returns when no reader is in them any more. Copies are given back."""
-        for future in [buffer.drop() for buffer in (*self._buffers, *([self._room] if self._room else []))]:
+        for future in [buffer.drop() for buffer in self._buffers]:
             future.get()
         self._word.close()
         self._buffers.clear()
